@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from hpo.errors import UsageError
 from hpo.spelling import suggestion
-from hpo.text import excerpt
+from hpo.text import excerpt, plural
 
 Matrix = tuple[tuple[int, ...], ...]
 TOPOLOGIES = ("ring", "full")
@@ -125,7 +125,7 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
     rows = [row for row in spec if isinstance(row, (list, tuple))] if isinstance(spec, (list, tuple)) else []
     if [len(row) for row in rows] != [islands] * islands or len(spec) != islands:
         raise UsageError(
-            f"topology = {excerpt(spec)}: must have {_counted(islands, 'row')} of {_counted(islands, 'number')}, "
+            f"topology = {excerpt(spec)}: must have {plural(islands, 'row')} of {plural(islands, 'number')}, "
             'one for each island. Correct it, or write "ring".'
         )
     for i, row in enumerate(rows):
@@ -155,13 +155,9 @@ def _misfit(ranks: int, sizes: Sequence[int], fewest: int) -> str:
         else f"{above} is the nearest that does"
     )
     several = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks"
-    of = _counted(least, "rank") if len({*sizes}) == 1 else several
+    of = plural(least, "rank") if len({*sizes}) == 1 else several
     return (
-        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(len(sizes), 'island')} of workers of "
+        f"{plural(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {plural(len(sizes), 'island')} of workers of "
         f"{of}: the number of ranks must be a multiple of {least} and at least {fewest}, a worker for each island. "
         f"{fits}."
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

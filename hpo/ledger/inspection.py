@@ -30,6 +30,7 @@ from hpo.ledger.opening import FOLDER, state_of
 from hpo.space.space import SearchSpace, described_space
 from hpo.steps import Steps
 from hpo.terminal import one_line, quoted
+from hpo.text import plural
 
 DAMAGE, LOST, NOTE = "damage", "lost", "note"
 
@@ -96,9 +97,9 @@ class Inspection:
             "stale": f"no campaign is at work; {self.holder} has died, and the next launch closes what it left",
         }
         lines = [
-            f"{self.directory}: {counted(self.journals, 'journal')} of {counted(self.launches, 'launch')}, "
-            f"{counted(self.records, 'whole record')}; {at_work[self.lock]}",
-            f"{counted(self.finished, 'individual')} finished, {len(self.unfinished)} begun and not finished"
+            f"{self.directory}: {plural(self.journals, 'journal')} of {plural(self.launches, 'launch')}, "
+            f"{plural(self.records, 'whole record')}; {at_work[self.lock]}",
+            f"{plural(self.finished, 'individual')} finished, {len(self.unfinished)} begun and not finished"
             + (f", which will go on: {listed(self.unfinished)}" if self.unfinished else ""),
             *map(str, self.findings),
             *(f"done    {sentence}" for sentence in self.repaired or ()),
@@ -389,7 +390,7 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
                     lines.append(line)
     write_atomically(journal.path, b"".join(lines))
     made = "" if journal.header is not None else ", its header made from its name"
-    return f"{journal.path.name}: {counted(len(lines) - 1, 'record')} kept{made}; as it was, it is {kept}"
+    return f"{journal.path.name}: {plural(len(lines) - 1, 'record')} kept{made}; as it was, it is {kept}"
 
 
 def _keep_aside(directory: Path, path: Path) -> Path:
@@ -415,11 +416,6 @@ def _keep_aside(directory: Path, path: Path) -> Path:
         sync_directory(aside)
         sync_directory(directory)
         return kept
-
-
-def counted(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def listed(names: Collection[str]) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpo.errors import CampaignError, UsageError
-from hpo.ledger.inspection import counted
 from hpo.results.listing import listed_launches
 from hpo.results.record import load
 from hpo.results.result import changed, schedule
 from hpo.terminal import one_line, quoted
-from hpo.text import toml_key
+from hpo.text import plural, toml_key
 
 _IN_PYTHON = """Run it in Python: hpo.Campaign(task, directory="…", evaluations=1, \
 schedule=hpo.Result("…").schedule("ID"))."""
@@ -46,9 +45,9 @@ def write(directory: Path, identity: str, path: Path) -> str:
     sizes = {one.number: one.ranks_per_worker for one in listed_launches(directory)}
     ranks = sizes.get(line[-1].launch, 1)
     head = [
-        f"The {counted(len(line), 'interval')} of training that led to {identity} of {one_line(directory)}, from the beginning",
-        "in one evaluation: all parameters of the first interval, and then those that change. What the last one saves",
-        "lies in the individual's own directory.",
+        f"The {plural(len(line), 'interval')} of training that led to {identity} of {one_line(directory)}, from the",
+        "beginning in one evaluation: all parameters of the first interval, and then those that change. What the last",
+        "interval saves lies in the individual's own directory.",
     ]
     rows = [f"    {_toml(changes)},  # {one.id}" for one, changes in zip(line, changed(line), strict=True)]
     options = record.identity.get("options") or {}
@@ -70,7 +69,7 @@ def write(directory: Path, identity: str, path: Path) -> str:
         raise CampaignError(
             f"{path} cannot be written ({error.strerror or error}). Name another file."
         ) from None
-    return f"{path}: {counted(len(line), 'interval')}. Train: hpo run {quoted(path)}"
+    return f"{path}: {plural(len(line), 'interval')}. Train: hpo run {quoted(path)}"
 
 
 def _toml(value: object) -> str:

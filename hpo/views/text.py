@@ -15,7 +15,7 @@ from hpo.results.analysis.repeated import in_words
 from hpo.results.overview import Best, Overview, folded
 from hpo.task.limits import without_best
 from hpo.terminal import one_line
-from hpo.text import digits
+from hpo.text import digits, plural
 
 if TYPE_CHECKING:
     from hpo.results.analysis.pareto import Hypervolume
@@ -234,11 +234,6 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """A share in percent."""
     return f"{share:.0%}".replace("%", " %") if not 0 < share < 0.01 else "less than 1 %"
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def params(values: Mapping[str, object]) -> str:

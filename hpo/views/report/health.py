@@ -15,6 +15,7 @@ from hpo.space.parameters import Categorical, Ordinal, Parameter
 from hpo.space.ranges import Float, Int
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line
+from hpo.text import plural
 from hpo.views import text
 from hpo.views.figures.drawing.theme import number
 from hpo.views.figures.source import Source
@@ -184,13 +185,13 @@ def _launches(source: Source) -> Iterator[Attention]:
     cut = [one for one in record.launches if one.ended is None and one.number not in record.at_work]
     if cut:
         names = ", ".join(str(one.number) for one in cut[:8])
-        plural = "es" if len(cut) > 1 else ""
-        yield Attention("note", f"Launch{plural} {names} ended without notice: killed, or its host died.")
+        ending = "es" if len(cut) > 1 else ""
+        yield Attention("note", f"Launch{ending} {names} ended without notice: killed, or its host died.")
     lost = [one.id for one in record.parts if one.status == LOST]
     if lost:
         rest = len({*lost} - source.number.keys())
         left = f"the next launch evaluates {rest} again" if rest else "all were evaluated again"
-        yield Attention("note", f"Ranks died in the midst of {text.plural(len(lost), 'evaluation')}; {left}.")
+        yield Attention("note", f"Ranks died in the midst of {plural(len(lost), 'evaluation')}; {left}.")
 
 
 def _workers(source: Source) -> Iterator[Attention]:

@@ -20,6 +20,7 @@ from hpo.space.parameters import Ordinal, Parameter
 from hpo.space.ranges import Float, Int
 from hpo.task.limits import without_best
 from hpo.terminal import one_line
+from hpo.text import plural
 from hpo.views import text
 from hpo.views.figures.drawing.theme import number
 from hpo.views.figures.source import Source
@@ -188,7 +189,7 @@ def _work(source: Source, standing: overview.Overview) -> str:
     launches = len(source.record.launches)
     islands = f" on {standing.islands} islands" if standing.islands > 1 else ""
     times = f" in {launches} launches" if launches > 1 else ""
-    workers = text.plural(most_workers(source.record.launches), "worker")
+    workers = plural(most_workers(source.record.launches), "worker")
     return f"{workers}{islands} worked for {text.duration(standing.seconds)}{times}."
 
 
@@ -206,7 +207,7 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
     budget = f"of {number(standing.budget)}" if standing.budget is not None else ""
     running = f"{standing.running} running" if standing.running else ""
     facts.append(Fact("evaluations", number(ended), ", ".join(filter(None, (budget, running)))))
-    launches = text.plural(len(source.record.launches), "launch")
+    launches = plural(len(source.record.launches), "launch")
     hours = f"{launches}, {number(round(standing.worker_hours, 1))} worker-hours"
     facts.append(Fact("at work", text.duration(standing.seconds), hours))
     most = "" if standing.rank_hours_limit is None else f"of {number(standing.rank_hours_limit)}"

@@ -15,8 +15,8 @@ from rich.text import Text
 from hpo.individual import FINAL, STATUSES
 from hpo.results.overview import Overview, Pace
 from hpo.terminal import one_line
-from hpo.text import digits
-from hpo.views.text import duration, params, plural, running, short, values_of
+from hpo.text import digits, plural
+from hpo.views.text import duration, params, running, short, values_of
 
 _LABEL = 11  # characters
 _WIDEST_BARS = 100

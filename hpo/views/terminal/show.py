@@ -24,7 +24,7 @@ from hpo.results.record import CampaignRecord, load
 from hpo.spelling import suggestion
 from hpo.task.trial_directory import OUTPUT
 from hpo.terminal import one_line, visible
-from hpo.text import digits
+from hpo.text import digits, plural
 from hpo.views import text
 from hpo.views.terminal.history import EvaluationRun, history
 
@@ -179,7 +179,7 @@ def _facts(shown: ShownIndividual, now: float) -> Iterator[tuple[str, str]]:
     if one.migrations:
         yield "migrations", ", ".join(f"{source} to {target}" for source, target in one.migrations)
     if one.retries:
-        yield "retries", f"its processes died {text.plural(one.retries, 'time')}"
+        yield "retries", f"its processes died {plural(one.retries, 'time')}"
     if note := text.code(record, one) if not is_known(one.id) else "":
         yield "code", note
 
@@ -231,7 +231,7 @@ def _curve(curve: pandas.DataFrame) -> list[str]:
     values = [float(value) for value in curve["value"]]
     finite = [value for value in values if math.isfinite(value)]
     steps = text.steps_of(curve["step"].iloc[0], curve["step"].iloc[-1])
-    head = f"curve: {steps}, {text.plural(len(curve), 'report')}"
+    head = f"curve: {steps}, {plural(len(curve), 'report')}"
     if finite:
         count = digits((min(finite), max(finite)))
         head += f", from {text.short(min(finite), count)} to {text.short(max(finite), count)}"
