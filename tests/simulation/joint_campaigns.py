@@ -155,13 +155,15 @@ class JointCampaign(Campaign):
         state = self._ledger.state
         assert state.completed is not None and state.completed.name in EARLY
         begun, ends = self._begun(), state.limits
-        assert ends.rank_hours is None or 3600 * ends.rank_hours <= state.rank_s, "it ended too soon"
         self._start(calm=True)
         late = self._launches[-1]
         self._world.run(lambda: late.settled, self._world.time + 1000.0)
         end, state = late.coordinator.end, self._ledger.state
         assert end is not None and (end.reason, end.exit_code) == (state.completed.name, 0)
         assert self._begun() <= begun, "something was begun after the end"
+        # Of a launch that died and is not closed yet, the hours are not in the ledger.
+        used_up = ends.rank_hours is None or 3600 * ends.rank_hours <= state.rank_s
+        assert used_up or state.open, "it ended too soon"
         self._ledger.give(Set(**ASKED, rank_hours=1e9, stop_value=-1.0, stop_over=1000))
         assert self._ledger.state.completed is None
 
