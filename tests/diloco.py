@@ -53,7 +53,7 @@ class _Average:
 
 
 class _Manager:
-    """What DiLoCo asks of torchft's manager, whose server needs a network."""
+    """Stand-in for the manager of torchft that DiLoCo calls, whose server needs a network."""
 
     _use_async_quorum = False
 

@@ -421,7 +421,7 @@ def in_simulated_time(
     evaluations: int,
 ) -> Iterator[tuple[object, Params]]:
     """Tokens and parameters of evaluations as they end on ``WORKERS`` workers, each of which asks for another once the
-    caller has told the result. ``seconds``: of an evaluation; None for lognormal times."""
+    caller has processed the result. ``seconds``: of an evaluation; None for lognormal times."""
     pending: list[tuple[float, int, object, Params]] = []
     now = 0.0
     for number in range(evaluations + WORKERS):
