@@ -417,6 +417,30 @@ def test_what_is_retried_while_workers_are_suspected_is_counted_once(seed: int) 
     assert sum(counts.values()) == budget
 
 
+def test_a_failure_of_which_rank_0_has_not_heard_is_retried_as_soon_as_it_has() -> None:
+    steered = Steered(evaluations=2, workers=2, islands=1, duration=lambda index: 1000.0)
+
+    def prepare(simulation: Simulation) -> None:
+        fall_sick(simulation, 1, 0.0)
+        journal = simulation.journals[1]
+        commit = journal.commit
+
+        def commit_and_retry() -> None:
+            commit()
+            if any(map(final, journal.committed)):
+                journal.commit = commit  # type: ignore[method-assign]
+                steered.give(Retry(**ASKED, statuses=RETRIED), journal.committed)
+                simulation.coordinator.look_at_commands()
+
+        journal.commit = commit_and_retry  # type: ignore[method-assign]
+        for when in range(1, 10):
+            simulation.at(float(when), simulation.coordinator.step)
+
+    simulation = steered.launch(prepare=prepare)
+    assert [time < 10 for time in started(simulation)] == [True] * 3
+    assert steered.ledger.state.final == 2
+
+
 # --- the ledger -----------------------------------------------------------------------------------------------------
 
 

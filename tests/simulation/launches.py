@@ -362,10 +362,9 @@ class SimulatedLaunch(LaunchLog):
         if not self.ranks[0].over:
             if not self.ranks[0].stopped and self.ranks[0].stalled <= self.world.time:
                 ends = self.coordinator.stopping is not None or self.coordinator.end is not None
-                # It has looked at the ledger since the last beat.
-                assert ends or not self._seen_closed or self.coordinator.storage_error, (
-                    "it goes on although closed"
-                )
+                # It has looked at the ledger since the last beat, if its storage let it.
+                hindered = self.coordinator.waited_for_storage(self.world.time)
+                assert ends or not self._seen_closed or hindered, "it goes on although closed"
                 self._seen_closed = self.closed_by_another
                 with suppress(OSError):
                     self._sign.refresh()

@@ -103,8 +103,8 @@ class Commands:
         self._applied = sum(one.n < joined for one in self.participation.state.commands)
         self._learnt = {*self.participation.read_closed}
 
-    def look(self, target: Coordinator, now: float) -> bool:
-        """Apply new commands, and draw what is free; whether anything changed.
+    def look(self, target: Coordinator, now: float) -> None:
+        """Apply new commands, and draw what is free.
 
         Args:
             now: Unix seconds.
@@ -113,7 +113,7 @@ class Commands:
             StorageFailed: the ledger could not be used for minutes.
             CampaignError: it is damaged, or another launch has closed the present launch.
         """
-        before, self.error = self.participation.state.entries, None
+        self.error = None
         target.paused |= not self._drew  # nothing may begin that is not drawn
         try:
             self.participation.ledger.read_on()
@@ -140,10 +140,7 @@ class Commands:
         else:
             self._wait.worked()
             self._drew = True
-        changed = self.participation.state.entries != before
-        if self.error is None and target.paused != self.participation.state.paused:
-            target.paused, changed = self.participation.state.paused, True
-        return changed
+            target.paused = self.participation.state.paused
 
     @property
     def awaits_units(self) -> bool:

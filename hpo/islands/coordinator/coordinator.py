@@ -351,7 +351,6 @@ class Coordinator(CoordinatorView):
         if self._health.lost_patience(now, lambda: self._grants.busy_leaders):
             self._something_changed()
         self.look_at_commands()
-        self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
         """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for evaluations."""
@@ -397,13 +396,13 @@ class Coordinator(CoordinatorView):
             self.stop(end_reasons.STOPPED if drained else end_reasons.LOST)
 
     def _finds_more(self) -> bool:
-        """Whether a command has come since the last look, by which the launch goes on."""
+        """Whether a command that has come since the last look keeps the launch going."""
         if self._commands is None:
             return False
-        changed = self._look_at_commands()
-        if changed:
+        self._look_at_commands()
+        if self.end is None:
             self._granting.serve()
-        return changed or self.end is not None or self._commands.awaits_units
+        return self.end is not None or self._commands.awaits_units
 
     @property
     def _awaits_more(self) -> bool:
@@ -441,19 +440,20 @@ class Coordinator(CoordinatorView):
 
     def look_at_commands(self) -> None:
         """Apply new commands, and draw units of the budget that are free."""
-        if self._look_at_commands():
-            self._something_changed()
+        self._look_at_commands()
+        # At each look, as also a look that applies no new entry may free something: individuals of a retry that it had
+        # to wait for, or of a closed launch whose journals could not be read before.
+        self._something_changed()
 
-    def _look_at_commands(self) -> bool:
+    def _look_at_commands(self) -> None:
         """See ``Commands.look``."""
         if self._commands is None or self.end is not None:
-            return False
+            return
         try:
-            return self._commands.look(self, self._transport.now())
+            self._commands.look(self, self._transport.now())
         except CampaignError as error:
             self._unusable_ledger = str(error)
             self.stop(end_reasons.STORAGE, urgent=isinstance(error, LaunchClosed))
-        return False
 
     def drain(self, leader: int) -> None:
         """Grant that worker nothing more, and let it give back what it has not begun."""
@@ -485,9 +485,7 @@ class Coordinator(CoordinatorView):
     def share(self, idle: int) -> None:
         """Grant nothing ahead, and recall what was, where ``idle`` workers of other launches lack a unit."""
         self._granting.count_elsewhere(self.final + self.running)
-        if idle != self._granting.idle_elsewhere:
-            self._granting.idle_elsewhere = idle
-            self._granting.serve()
+        self._granting.idle_elsewhere = idle
 
     def set_deadline(self, deadline: float) -> None:
         """``deadline``: Unix seconds."""
