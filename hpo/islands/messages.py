@@ -177,12 +177,12 @@ class Remark(ToCoordinator, frozen=True):
 
 
 class Returned(ToCoordinator, frozen=True):
-    """Leader to coordinator: these tokens were granted and will not be started here, or (``begun``) not again.
-    ``points``: configurations among them that keep their units, for others to evaluate."""
+    """Leader to coordinator: these tokens were granted and will not be started here. ``points``: configurations among
+    them that keep their units, for others to evaluate. ``unfinished``: as of ``Unfit``, beside ``tokens``."""
 
     tokens: list[int]
-    begun: bool = False
     points: list[Assignment] = []
+    unfinished: list[tuple[int, Assignment]] = []
 
 
 class Unfit(ToCoordinator, frozen=True):

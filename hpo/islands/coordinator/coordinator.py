@@ -193,7 +193,9 @@ class Coordinator(CoordinatorView):
             self.remarks.append(remark.sentence)
 
     def _take_back(self, leader: int, message: messages.Returned) -> None:
-        self.tally.exact &= not message.begun
+        if message.unfinished:  # their starts are on record, so that they keep their units
+            self.tally.exact = False
+            self.budget.readmit(self._taken(leader, message.unfinished))
         if message.tokens:  # a leader that had nothing to spare is asked again when it has finished something
             self._grants.answered_recall(leader)
         points = {one.key: one for one in message.points}
@@ -285,12 +287,13 @@ class Coordinator(CoordinatorView):
 
     def _taken_off(self, leader: int, unfinished: list[tuple[int, Assignment]]) -> list[Assignment]:
         """Individuals that ``leader`` had begun; all else that it held is free again, and it gets nothing more."""
-        begun = []
-        for token, assignment in unfinished:
-            if self._grants.take(leader, token) is not None:
-                begun.append(assignment)
+        begun = self._taken(leader, unfinished)
         self._forget_leader(leader)
         return begun
+
+    def _taken(self, leader: int, unfinished: list[tuple[int, Assignment]]) -> list[Assignment]:
+        """Individuals that ``leader`` had begun, and that it holds no more."""
+        return [one for token, one in unfinished if self._grants.take(leader, token) is not None]
 
     def _forget_leader(self, leader: int) -> None:
         self._note_waiting(leader, messages.Waiting(None, False))

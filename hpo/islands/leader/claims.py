@@ -27,6 +27,17 @@ def assignment_of(candidate: Candidate, attempt: Attempt) -> Assignment:
     )
 
 
+def unfinished_of(
+    candidate: Candidate, *, resumed: bool = True, retries: int | None = None
+) -> tuple[int, Assignment]:
+    """Token and assignment of an individual that was begun, for others to evaluate. ``retries``: None leaves the number
+    as it is."""
+    retries = candidate.retries if retries is None else retries
+    return candidate.token, assignment_of(
+        candidate, replace(candidate.attempt, resumed=resumed, retries=retries)
+    )
+
+
 @dataclass
 class _EvaluationTimes:
     """Running means, in seconds, that decide how many individuals to claim ahead."""
@@ -220,6 +231,13 @@ class Claims:
             if one.configuration.operator == GRID
         ]
         return Returned([one.token for one in spare], points=points)
+
+    def take_begun(self) -> list[Candidate]:
+        """Take the candidates that were begun off the queue."""
+        begun = [one for one in self.queue if one.started]
+        for candidate in begun:
+            self.queue.remove(candidate)
+        return begun
 
     def give_up(self) -> list[int]:
         """Give up all candidates that are claimed or wait; their tokens."""

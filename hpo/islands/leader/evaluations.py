@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hpo.errors import describe_os_error
 from hpo.individual import COMPLETED, CRASHED, FAILED, FAILURES, INTERRUPTED, PRUNED, TIMEOUT, Attempt
-from hpo.islands.leader.claims import Claims, assignment_of
+from hpo.islands.leader.claims import Claims, assignment_of, unfinished_of
 from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
@@ -187,7 +187,7 @@ class Evaluations:
 
     def _again(self, candidate: Candidate) -> None:
         if self._leader.is_stopping():  # a later launch evaluates it: its start is on record, its end is not
-            self._leader.ask(Returned([candidate.token], begun=True))
+            self._leader.ask(Returned([], unfinished=[unfinished_of(candidate, resumed=candidate.resumed)]))
         else:
             self._claims.queue.appendleft(candidate)
 

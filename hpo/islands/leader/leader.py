@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED
 from hpo.islands import messages
 from hpo.islands.end_reasons import LOST, STORAGE, UNFIT
-from hpo.islands.leader.claims import Claims, assignment_of
+from hpo.islands.leader.claims import Claims, unfinished_of
 from hpo.islands.leader.evaluations import Evaluations
 from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
 from hpo.islands.leader.migration import Migration
@@ -298,7 +298,7 @@ class Leader:
 
     def _disband(self) -> None:
         """End all evaluations here, for others to begin them again."""
-        begun = [candidate for candidate in self._claims.queue if candidate.started]
+        begun = self._claims.take_begun()
         if self._evaluations.running is not None:
             begun.append(self._evaluations.running)
             self._evaluations.running = None
@@ -306,7 +306,7 @@ class Leader:
         self._stop = StopWorker(LOST, True)
         self._publisher.publish()
         self._crew.disband()
-        self._disbanding = [_begun(one, retries=one.retries + 1) for one in begun]
+        self._disbanding = [unfinished_of(one, retries=one.retries + 1) for one in begun]
 
     def orphan(self) -> None:
         """Stop, as the coordinator is dead and nothing more can be counted; running evaluations may save themselves."""
@@ -317,10 +317,10 @@ class Leader:
 
     def _halt(self, stop: StopWorker) -> None:
         self._stop = stop
-        begun = any(candidate.started for candidate in self._claims.queue)
+        unfinished = [unfinished_of(one, resumed=one.resumed) for one in self._claims.take_begun()]
         tokens = self._claims.give_up()
-        if tokens:
-            self.ask(messages.Returned(tokens, begun))
+        if tokens or unfinished:
+            self.ask(messages.Returned(tokens, unfinished=unfinished))
         if stop.urgent:
             self._grace_end = self._transport.now()
         else:
@@ -333,7 +333,7 @@ class Leader:
         """Tell the coordinator what this worker waits for, or that it leaves for want of its journal."""
         journal, directory = self._publisher.wait, self._evaluations.wait
         if journal.over and self._disbanding is not None:
-            self._disbanding += map(_begun, self._publisher.give_up())
+            self._disbanding += map(unfinished_of, self._publisher.give_up())
         elif journal.over:
             self._leave(journal.error or "")
         waits = messages.Waiting(journal.error or directory.error, directory.over)
@@ -344,10 +344,7 @@ class Leader:
     def _leave(self, error: str) -> None:
         """Give all individuals to others, as nothing can be put on record here."""
         self._left = True
-        queue, running = self._claims.queue, self._evaluations.running
-        begun = [one for one in queue if one.started]
-        for candidate in begun:
-            queue.remove(candidate)
+        begun, running = self._claims.take_begun(), self._evaluations.running
         self._evaluations.running = None
         self._crew.kill(INTERRUPTED)
         if running is not None:
@@ -356,20 +353,10 @@ class Leader:
         self._migration.forget({one.id for one in unsynced})
         begun += unsynced
         self._halt(StopWorker(STORAGE, False))
-        self.ask(messages.Unfit(error, [*map(_begun, begun)], storage=True))
+        self.ask(messages.Unfit(error, [*map(unfinished_of, begun)], storage=True))
 
     def withdraw(self, candidate: Candidate, error: str) -> None:
         """Give ``candidate`` to others, as no evaluator can be started here for ``error``."""
         self._publisher.publish()
         self._halt(StopWorker(UNFIT, False))
-        self.ask(messages.Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
-
-
-def _begun(
-    candidate: Candidate, *, resumed: bool = True, retries: int | None = None
-) -> tuple[int, Assignment]:
-    """Token and assignment of an individual for others to evaluate. ``retries``: None leaves the number as it is."""
-    retries = candidate.retries if retries is None else retries
-    return candidate.token, assignment_of(
-        candidate, replace(candidate.attempt, resumed=resumed, retries=retries)
-    )
+        self.ask(messages.Unfit(error, [unfinished_of(candidate, resumed=candidate.resumed)]))
