@@ -132,8 +132,8 @@ def run(seed: int) -> None:
             if not unsure and not simulation.unread:
                 assert counted == len(ended), "the coordinator has miscounted"
                 budget = simulation.coordinator.evaluations or 0
-                # `hpo retry` may have come too late for this launch.
-                again = {*ledger.state.pool}.intersection(record.id for record in ended)
+                # What `hpo retry` names once the launch is stopping is for the next launch.
+                again = simulation.pool_at_end.intersection(record.id for record in ended)
                 complete = len(ended) - len(again) == budget
                 assert (end.exit_code == 0 or end.reason == NOTHING_COMPLETED) == complete
                 check_knowledge(simulation)

@@ -432,6 +432,8 @@ class Simulation(LaunchLog):
         self.unread: set[int] = set()
         """Dead ranks whose journals could not be read."""
         self.left: list[tuple[int, int, str]] = []
+        self.pool_at_end: frozenset[str] = frozenset()
+        """Individuals that others may evaluate by the ledger that was read last before the end."""
         """Island and worker of those that take no more part, and why."""
         self.started = 0
         self.evaluations: list[tuple[float, float]] = []
@@ -662,6 +664,9 @@ class Simulation(LaunchLog):
             self.journals[0].append(record)
         with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
             self.journals[0].commit()
+
+    def launch_ended(self, end: End) -> None:
+        self.pool_at_end = frozenset(self.participation.state.pool)
 
     def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
         self.left.append((place.island, place.worker, reason))
