@@ -72,6 +72,7 @@ def train(
     activation_checkpointing: Sequence[str] = (),
     assignment: SampleAssignment | None = None,
     loader_processes: int = 0,
+    data_on_device: bool | str = "auto",
     evaluation_batch_size: int | None = None,
     collate: Collate | None = None,
     checkpoint: str | Path | None = None,
@@ -147,6 +148,11 @@ def train(
             ranks; None: ``Disjoint()``.
         loader_processes (int, from 0; default 0): processes per rank that read ahead; as many more for the validation
             set. They live as long as the run, with the data set as it was when they were started.
+        data_on_device (bool or str; default "auto"): whether all items are copied to the model's device, and the same
+            batches gathered there: those of torch's TensorDataset, of a Subset of it, and of data sets with
+            ``read_batch`` and ``fixed_items = True``. "auto": on a GPU, if they take 1/64 of its free memory, or, once
+            they were read from the host, a quarter of what the run leaves free. True: before the first step, on the CPU
+            too, and ValueError where ``train_set`` cannot be copied. False: never.
         evaluation_batch_size (int, from 1; default None): samples per rank and forward pass of the evaluation; None:
             ``batch_size``.
         collate (callable; default None): ``collate(items)`` makes the pair of inputs and targets of a batch from a list

@@ -89,6 +89,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 def by_trainers(model: nn.Module, data: TensorDataset, watch: Stretch, **changed: Any) -> None:
     settings: dict[str, Any] = {"epochs": 1, "batch_size": BATCH, "progress": False, "optimizer": adamw}
+    settings["data_on_device"] = False  # the loop by hand reads from the host
     trainers.train(model, data, loss=cross_entropy, interrupt=watch, **{**settings, **changed})
 
 

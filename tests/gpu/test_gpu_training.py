@@ -253,7 +253,7 @@ def classified(device: torch.device) -> tuple[Tensor, trainers.Result]:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 0.01), ("tf32", 0.02), ("bf16", 0.05)])
-@pytest.mark.parametrize("loader_processes", [0, 2])
+@pytest.mark.parametrize(("loader_processes", "data_on_device"), [(0, "auto"), (0, False), (2, False)])
 def test_precisions_train_what_single_precision_does_on_the_cpu(
     device: torch.device,
     classified: tuple[Tensor, trainers.Result],
@@ -261,8 +261,11 @@ def test_precisions_train_what_single_precision_does_on_the_cpu(
     precision: str,
     tolerance: float,
     loader_processes: int,
+    data_on_device: bool | str,
 ) -> None:
-    found, result = classify(device, precision=precision, loader_processes=loader_processes)
+    found, result = classify(
+        device, precision=precision, loader_processes=loader_processes, data_on_device=data_on_device
+    )
     expected, reference = classified
     distance = apart(found, expected, weights(Small()))
     figures.setdefault("from single precision on the CPU, over the way trained", {})[precision] = distance
@@ -302,6 +305,27 @@ class OnTheDevice(Dataset[Any]):
 
     def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * inputs, targets
+
+
+def test_a_data_set_is_copied_to_the_device_and_the_same_batches_gathered_there(
+    device: torch.device, patches: BigEarthNet
+) -> None:
+    samples, read = PatchImages(patches, size=20), []
+    read_batch = samples.read_batch
+    samples.read_batch = lambda indices: read.append(len(indices)) or read_batch(indices)  # type: ignore
+    with (
+        Loader(samples, device=device, processes=0) as host,
+        Loader(samples, device=device, processes=0) as kept,
+    ):
+        kept.keep_on_device("auto" if device.type == "cuda" else True, "train_set")
+        for epoch in range(2):
+            batches = [*in_order([3, 1, 4, 11, 5, 9, 2, 6], batch_size=5)]
+            expected = list(host.batches(batches, epoch=epoch))
+            count = len(read)
+            found = list(kept.batches(batches, epoch=epoch))
+            assert len(read) - count == (1 if device.type == "cuda" and not epoch else 0)
+            for one, other in zip(found, expected, strict=True):
+                assert all(map(torch.equal, one, other))
 
 
 def test_on_device_gets_what_the_data_set_made_on_the_device(device: torch.device) -> None:

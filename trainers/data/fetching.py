@@ -25,7 +25,8 @@ Collate = Callable[[Sequence[object]], object]
 class ReadsBatches(Protocol):
     """Data set that reads many items faster together, and returns them stacked.
 
-    The items of a data set with torch's ``__getitems__`` are read together too, and stacked by the trainers.
+    The items of a data set with torch's ``__getitems__`` are read together too, and stacked by the trainers. With an
+    attribute ``fixed_items`` that is true each index always gives the same item, so that all may be kept on a device.
     """
 
     def read_batch(self, indices: Tensor) -> tuple[object, object]:
@@ -78,6 +79,8 @@ class Fetched(Dataset[object]):
         self._samples: Any = given
         self._epoch_setters = [*epoch_setters(given)]
         self._chosen: Tensor | None = None
+        self.whole: object | None = whole if stream is None and collate is None else None
+        """Data set that all items are of, by numbers; None for a stream, or where ``collate`` makes the batches."""
         # Subclasses of TensorDataset may have other items than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
         self.draws = self._tensors is None
@@ -106,7 +109,7 @@ class Fetched(Dataset[object]):
             self.set_epoch(order.epoch)
         if self._tensors is not None:
             return Collated(self.gathered(batch.indices), len(batch.indices), batch.seed)
-        indices = self._in_whole(batch.indices)
+        indices = self.in_whole(batch.indices)
         with self._generators_kept():
             items = None
             if self._stream is not None:
@@ -133,7 +136,7 @@ class Fetched(Dataset[object]):
         tensors = self._tensors
         if tensors is None or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
             return None
-        indices = self._in_whole(batch.indices)
+        indices = self.in_whole(batch.indices)
         into = ring.buffers(tensors, len(indices))
         for tensor, buffer in zip(tensors, into, strict=True):
             torch.ops.aten.index.Tensor_out(tensor, [indices], out=buffer)
@@ -142,7 +145,7 @@ class Fetched(Dataset[object]):
     def gathered(self, indices: Tensor) -> tuple[Tensor, ...]:
         """Items of the data set's tensors at ``indices``, on the tensors' devices."""
         assert self._tensors is not None
-        indices, found = self._in_whole(indices), []
+        indices, found = self.in_whole(indices), []
         for tensor in self._tensors:
             if tensor.is_cuda or tensor.is_xpu:
                 # Moved to the tensors' GPU, because the host would wait for the GPU otherwise.
@@ -150,7 +153,8 @@ class Fetched(Dataset[object]):
             found.append(tensor[indices])
         return tuple(found)
 
-    def _in_whole(self, indices: Tensor) -> Tensor:
+    def in_whole(self, indices: Tensor) -> Tensor:
+        """Numbers in the data set that this is a part of."""
         return indices if self._chosen is None else self._chosen[indices]
 
     @property

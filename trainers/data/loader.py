@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
+from trainers.data.device_copy import LARGE, SMALL, DeviceCopy, ItemReader, free_bytes
 from trainers.data.fetching import BatchOrder, Collate, Collated, Fetched
 from trainers.data.ring import Ring
 from trainers.gpu import is_gpu, module_of
@@ -73,6 +74,37 @@ class Loader:
         self._loader: DataLoader[object] | None = None
         self._copying = module_of(device).Stream(device) if is_gpu(device) else None
         self._ring = Ring(device) if is_gpu(device) else None
+        self._items: ItemReader | None = None
+        self._copy: DeviceCopy | None = None
+        self._share = SMALL
+
+    def keep_on_device(self, kept: bool | str, name: str) -> None:
+        """Gather batches on the device, from a copy of the whole data set.
+
+        With ``kept`` = "auto" the copy is made on a GPU alone: at the first batch if it is small, and otherwise after
+        the data set was read once, when the run's own need of memory is known. True makes it now, and raises ValueError
+        with the ``name`` of the data set where that cannot be done.
+        """
+        if kept is False or (kept == "auto" and not is_gpu(self._device)):
+            return
+        if self._fetched.holds_pairs_on(self._device):
+            return
+        found = None if self._fetched.whole is None else ItemReader(self._fetched.whole)
+        refusal = "is a stream, or has collate" if found is None else found.refusal
+        if kept == "auto":
+            self._items = None if refusal else found
+            return
+        if found is not None and not refusal:
+            free = free_bytes(self._device)
+            if found.bytes > free:
+                refusal = f"takes {found.bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free there"
+            else:
+                self._copy = found.copied_to(self._device)
+                refusal = None if self._copy else "returns items of several shapes from read_batch"
+        if refusal:
+            raise ValueError(
+                f'data_on_device = True: {name} {refusal}. Leave it "auto", which copies what can be copied.'
+            )
 
     def batches(
         self, batches: Iterable[Batch], *, epoch: int | None = None
@@ -83,6 +115,9 @@ class Loader:
         """
         if epoch is not None:
             self._fetched.set_epoch(epoch)
+        self._look_for_copy()
+        if self._copy is not None:
+            return self._from_copy(self._copy, batches, epoch)
         # No generator itself: ``set_epoch`` may draw random numbers, and runs before the first step's seeds are set.
         if not self._processes:
             if self._fetched.holds_pairs_on(self._device):
@@ -91,6 +126,29 @@ class Loader:
                 return self._read_here(batches, epoch)
         self._plan.orders = (BatchOrder(epoch, batch) for batch in batches)
         return self._pairs(self._arrived(self._read()))
+
+    def _look_for_copy(self) -> None:
+        """Make the copy that "auto" stands for, or drop one whose tensors were changed."""
+        if self._copy is not None and not self._copy.is_current:
+            self._copy = None
+        if self._items is None or self._copy is not None:
+            return
+        if self._items.bytes <= self._share * free_bytes(self._device):
+            self._copy, self._loader = self._items.copied_to(self._device), None
+        if self._copy is not None or self._share == LARGE:
+            self._items = None
+        self._share = LARGE
+
+    def _from_copy(
+        self, copy: DeviceCopy, batches: Iterable[Batch], epoch: int | None
+    ) -> Generator[tuple[object, object]]:
+        for batch in batches:
+            if not copy.is_current:  # a tensor was changed in the midst of an epoch
+                collated = self._fetched.__getitems__(BatchOrder(epoch, batch))
+                yield self._on_device(*self._pair(collated), collated.seed)
+                continue
+            inputs, targets = copy.gathered(self._fetched.in_whole(batch.indices))
+            yield self._fetched.finished(inputs, targets, batch.seed)
 
     def _gathered(self, batches: Iterable[Batch]) -> Generator[tuple[object, object]]:
         for batch in batches:
@@ -125,6 +183,7 @@ class Loader:
     def close(self) -> None:
         """End the processes, and let go the plan, even if frames of an error still refer to this object."""
         self._loader, self._plan.orders = None, ()
+        self._items = self._copy = None
 
     def __enter__(self) -> Loader:
         return self

@@ -55,6 +55,7 @@ _RULES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("batch_size accumulate evaluation_batch_size", lambda v: is_whole(v, 1), "a whole number of at least 1"),
     ("epochs steps", lambda v: v is None or is_whole(v, 1), "a whole number of at least 1"),
     ("loader_processes", lambda v: is_whole(v, 0), "a whole number of at least 0"),
+    ("data_on_device", lambda v: v in (True, False, "auto") and not is_number(v), 'True, False or "auto"'),
     ("seed", is_integer, "a whole number, the same on all ranks"),
     ("clip_norm clip_value flops_per_sample peak_flops", _none_or_above_0, "a number above 0, or None"),
     ("ema_decay", lambda v: v is None or _is_fraction(v), "at least 0 and below 1, or None for no average"),
@@ -126,6 +127,7 @@ class TrainSettings:
     activation_checkpointing: Sequence[str]
     assignment: SampleAssignment
     loader_processes: int
+    data_on_device: bool | str
     evaluation_batch_size: int
     collate: Collate | None
     checkpoint: str | Path | None

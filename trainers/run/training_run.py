@@ -76,8 +76,11 @@ class TrainingRun:
         self.position = Position(loss_sums=torch.zeros(2, dtype=torch.float64, device=settings.device))
         # A step seeds the generators once it has its batches. What evaluations draw goes on from the step before.
         self.train_loader = self._loader(settings.train_set, keeps=False)
+        self.train_loader.keep_on_device(settings.data_on_device, "train_set")
         validation = settings.validation_set
         self.validation_loader = None if validation is None else self._loader(validation, keeps=True)
+        if self.validation_loader is not None:
+            self.validation_loader.keep_on_device(settings.data_on_device and "auto", "validation_set")
         identity = identity_of(settings, communicator, optimizer, method)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))

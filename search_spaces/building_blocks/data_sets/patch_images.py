@@ -97,6 +97,8 @@ class PatchImages(Dataset[tuple[Tensor, Tensor]]):
         ValueError: ``size`` or ``upsampling`` is not allowed.
     """
 
+    fixed_items = True
+
     def __init__(self, patches: BigEarthNet, *, size: int = SIDE, upsampling: str = "nearest") -> None:
         self.patches = patches
         self._grid = Grid(patches.layout, patches.bands, size=size, upsampling=upsampling)

@@ -61,6 +61,11 @@ class StreetScenes(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def fixed_items(self) -> bool:
+        """Whether a place always gives the same scene, without augmentation."""
+        return self._crop is None
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the scenes of an epoch, and the centres of crops."""
         self._epoch = epoch

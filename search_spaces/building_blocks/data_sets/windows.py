@@ -36,6 +36,8 @@ class Windows(Dataset[Window]):
         stride (int; default 1): points between the beginnings of successive windows.
     """
 
+    fixed_items = True
+
     def __init__(
         self,
         values: Tensor,
