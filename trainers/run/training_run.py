@@ -68,8 +68,8 @@ class TrainingRun:
         self.optimizer = optimizer
         modes = modes_of(self.model)
         planned = settings.planned(epoch=0, rank=data.rank, ranks=data.ranks)
-        self.plans = {0: planned}
-        """Plans of epochs, by their numbers, that are made and not used yet."""
+        self.first_plan: Sequence[Sequence[Batch]] = planned
+        """Plan of the first epoch, until it is used."""
         self.length = settings.length(len(planned))
         refuse_other_settings(communicator.service, {"steps an epoch": self.length.steps_per_epoch})
         self.recorder = Recorder(settings, communicator, data)
@@ -201,9 +201,8 @@ class TrainingRun:
     def _train_epoch(self) -> None:
         position, length = self.position, self.length
         epoch, done = divmod(position.steps, length.steps_per_epoch)
-        planned = self.plans.pop(epoch, ()) or self.settings.planned(
-            epoch=epoch, rank=self.data.rank, ranks=self.data.ranks
-        )
+        planned, self.first_plan = () if epoch else self.first_plan, ()
+        planned = planned or self.settings.planned(epoch=epoch, rank=self.data.rank, ranks=self.data.ranks)
         if len(planned) != length.steps_per_epoch:
             raise ValueError(
                 f"assignment: deals {len(planned)} steps in epoch {epoch + 1}, and dealt "

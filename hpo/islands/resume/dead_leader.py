@@ -35,7 +35,9 @@ def dead_leader_record(
             if run in ended_runs:
                 continue  # written twice, after a write that failed
             ended_runs.add(run)
-            end = end_of(record, loss_of(record.outcome, losses), limits)
+            loss = loss_of(record.outcome, losses)
+            kept = loss is not None and limits.keeps(record.objectives, record.metrics)
+            end = end_of(record, loss if kept else None)
             found.finished.append((key_of(space, record.configuration), end))
     found.begun = [
         assignment_of(record, replace(attempt, retries=attempt.retries + 1), space=space)

@@ -231,10 +231,10 @@ class _Fold:
         if record.resting:
             state.resting[identity] = Resting(record.reopened, configuration.inherits, record.finished)
         loss = loss_of(outcome, self._losses)
-        state.tally.add(end_of(record, loss, self._limits))
-        # Without a metric that was not limited before, nothing is known of it.
         excess = () if loss is None else self._limits.excess(outcome.objectives, outcome.metrics)
-        if excess is None:
+        in_limits = excess is not None and max(excess, default=0.0) <= 0.0
+        state.tally.add(end_of(record, loss if in_limits else None))
+        if excess is None:  # a metric that was not limited before has no number here
             return
         island = birthplace(identity)[0]
         progress = progress_of(outcome, self._losses)

@@ -17,7 +17,6 @@ from hpo.journal.records import Evaluation, Finished, Known, Record, Started
 from hpo.ledger.journals import damaged
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
-from hpo.task.limits import UNLIMITED, OutcomeLimits
 from hpo.task.outcome import brief_outcome
 
 
@@ -65,12 +64,9 @@ def loss_of(
     return losses(outcome.objectives)
 
 
-def end_of(
-    record: Finished, losses: tuple[float, ...] | None, limits: OutcomeLimits = UNLIMITED
-) -> EvaluationEnd:
-    """The end on record as a leader reports it to the coordinator."""
-    if losses is not None and not limits.keeps(record.objectives, record.metrics):
-        losses = None
+def end_of(record: Finished, losses: tuple[float, ...] | None) -> EvaluationEnd:
+    """The end on record as a leader reports it to the coordinator. ``losses``: None unless it completed and kept all
+    limits."""
     best = losses is not None
     return EvaluationEnd(
         token=0,
