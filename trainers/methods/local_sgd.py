@@ -29,6 +29,7 @@ from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
 from trainers.methods.common_base import CommonBase, MakeOuter, settings_of_outer, warn_of_unused_outer
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
+from trainers.methods.levels import Partition, channel_of, levels_of, refines
 from trainers.methods.strategy import (
     DataRanks,
     Method,
@@ -42,8 +43,6 @@ from trainers.methods.strategy import (
     steps_of,
 )
 from trainers.structures import local_parts
-
-Partition = tuple[Ranks, ...]
 
 
 def effective_batch_size(*, batch_size: int, ranks: int, households: int, world_every: int) -> float:
@@ -172,18 +171,6 @@ class LocalSGD(Method):
         return _LocalSGDStrategy(self, setup)
 
 
-@dataclass(kw_only=True)
-class _Level:
-    """Partition of the ranks into parts that average parameters, after the parts of the level below have done so."""
-
-    ranks: Partition
-    """Ranks of each part."""
-    leaders: Channel
-    """Channel of the first ranks of the lower level's parts in this rank's part; other ranks have one by themselves."""
-    share: float
-    """Fraction of this part's ranks that belong to this rank's part of the level below."""
-
-
 class _LocalSGDStrategy(ShardingStrategy):
     def __init__(self, method: LocalSGD, setup: Setup) -> None:
         super().__init__(setup, among=setup.communicator.node)
@@ -197,19 +184,19 @@ class _LocalSGDStrategy(ShardingStrategy):
         communicator = setup.communicator
         households = _parts(communicator, method, "households") or communicator.nodes
         neighbourhoods = _parts(communicator, method, "neighbourhoods")
-        if neighbourhoods is not None and not _refines(households, neighbourhoods):
+        if neighbourhoods is not None and not refines(households, neighbourhoods):
             raise ValueError(
                 f"LocalSGD(neighbourhoods={method.neighbourhoods}): the nodes' ranks, {households}, are the "
                 "households and do not come out even in neighbourhoods of that many ranks. Set households too."
             )
-        self._levels = _levels(communicator, households, neighbourhoods, sharded=self.sharded)
+        self._levels = levels_of(communicator, households, neighbourhoods, sharded=self.sharded)
         self._household = self._level_of(households)
         self._neighbourhood = self._household if neighbourhoods is None else self._level_of(neighbourhoods)
         self._top = len(self._levels) - 1
         if self._gradients_over(self._start) < self._top:
             refuse_synchronised_norms("LocalSGD", setup.model)
         self._households = households
-        self._household_channel = _channel(communicator, "households", households)
+        self._household_channel = channel_of(communicator, "households", households)
         self._period = method.world_every
         """Current L_W."""
         self._used = 1
@@ -438,62 +425,3 @@ def _parts(communicator: Communicator, method: LocalSGD, name: str) -> Partition
         return None
     check_rules(method, (name, count % ranks == 0, f"a divisor of {count}, the number of ranks"))
     return tuple(tuple(range(first, first + ranks)) for first in range(0, count, ranks))
-
-
-def _refines(inner: Partition, outer: Partition) -> bool:
-    """Whether each part of ``inner`` is inside of a part of ``outer``."""
-    return all(any(set(small) <= set(large) for large in outer) for small in inner)
-
-
-def _levels(
-    communicator: Communicator, households: Partition, neighbourhoods: Partition | None, *, sharded: bool
-) -> list[_Level]:
-    """Levels of single ranks, households, neighbourhoods and all ranks, and of nodes if these fit between two levels,
-    without repetitions. With ``sharded`` nodes, each rank averages its part with those of the same place.
-    """
-    everyone = communicator.world.ranks
-    singles: Partition = tuple((rank,) for rank in everyone)
-    if sharded:
-        alone, nodes = communicator.alone, communicator.nodes
-        levels = [_Level(ranks=ranks, leaders=alone, share=1.0) for ranks in (singles, nodes)]
-        if len(nodes) > 1:
-            levels.append(_Level(ranks=(everyone,), leaders=communicator.across, share=1 / len(nodes)))
-        return levels
-    named: list[tuple[str, Partition]] = [
-        ("ranks", singles),
-        ("households", households),
-        ("neighbourhoods", neighbourhoods or households),
-        ("everyone", (everyone,)),
-    ]
-    for place, ((_, below), (_, above)) in enumerate(pairwise(named), start=1):
-        if _refines(below, communicator.nodes) and _refines(communicator.nodes, above):
-            named.insert(place, ("nodes", communicator.nodes))
-            break
-    levels = [_Level(ranks=singles, leaders=communicator.alone, share=1.0)]
-    for name, ranks in named[1:]:
-        below = levels[-1].ranks
-        if set(ranks) == set(below):
-            continue
-        leading = {part[0] for part in below}
-        led = tuple(tuple(rank for rank in part if rank in leading) for part in ranks)
-        others = tuple((rank,) for rank in everyone if rank not in leading)
-        mine, mine_below = (
-            next(part for part in parts if communicator.rank in part) for parts in (ranks, below)
-        )
-        levels.append(
-            _Level(
-                ranks=ranks,
-                leaders=_channel(communicator, f"leaders of {name}" if others else name, led + others),
-                share=len(mine_below) / len(mine),
-            )
-        )
-    return levels
-
-
-def _channel(communicator: Communicator, name: str, parts: Partition) -> Channel:
-    """Channel of this rank's part; the communicator's own channels for all ranks and for nodes."""
-    if set(parts) == {communicator.world.ranks}:
-        return communicator.world
-    if set(parts) == set(communicator.nodes):
-        return communicator.node
-    return communicator.group(name, parts)
