@@ -29,6 +29,8 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any]]] = [
     (DASO, {"plateau_patience": 0}),
     (DASO, {"plateau_threshold": 1.0}),
     (DASO, {"bucket_bytes": 0}),
+    (DASO, {"wire_dtype": "int2"}),
+    (LocalSGD, {"wire_dtype": "fp16"}),
     (LocalSGD, {"household_every": 0}),
     (LocalSGD, {"world_every": None}),
     (LocalSGD, {"world_every": 1}),

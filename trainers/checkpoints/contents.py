@@ -25,7 +25,9 @@ _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 """Settings of parameter groups that say how an optimizer computes, and not what: another device may need others."""
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _GROUP = " of group "
-_NOT_COMPARED = re.compile(r", (bucket_bytes=\w+|average_at_epoch_end=True|shard=None|outer_settings=None)")
+_NOT_COMPARED = re.compile(
+    r", (bucket_bytes=\w+|average_at_epoch_end=True|shard=None|wire_dtype=None|outer_settings=None)"
+)
 """Sizes of messages, whose default depends on the backend, and defaults that earlier versions did not have."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,9 @@ COUNTERS = ("bytes_inside", "bytes_between", "wait_s", "operations")
 _MANY_WAITS = 1000
 """Waits of a stream at which those that have ended are summed up."""
 _HOST = torch.device("cpu")
+
+# Named so from torch 2.13 on.
+all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class CommunicationError(RuntimeError):
@@ -136,17 +140,39 @@ class Channel:
         )
 
     def all_gather_parts(self, tensor: Tensor) -> Pending:
-        """Start to fill ``tensor``, which has a part of equal size for each rank, with the parts of all ranks.
-
-        The channel's ranks must be in ascending order.
+        """Start to fill ``tensor``, which has a part of equal size for each rank, in the order of ``ranks``, with the
+        parts of all ranks.
         """
-        whole = _sendable(tensor)
-        own = whole.chunk(self.size)[self.rank]
+        parts = _sendable(tensor).chunk(self.size)
+        own, group = parts[self.rank], self._group_for(tensor)
         return self._start(
             tensor,
             "all-gather",
             tensor.nbytes * (self.size - 1) / self.size,
-            lambda: dist.all_gather_into_tensor(whole, own, group=self._group_for(tensor), async_op=True),
+            lambda: (
+                all_gather_single(_sendable(tensor), own, group=group, async_op=True)
+                if self._ascending == sorted(self._ascending)
+                else dist.all_gather(
+                    [parts[place] for place in self._ascending], own, group=group, async_op=True
+                )
+            ),
+        )
+
+    def all_to_all_parts(self, received: Tensor, sent: Tensor) -> Pending:
+        """Start to fill ``received`` with the parts that all ranks send to this rank, in ascending order of ranks.
+
+        ``sent`` has a part of equal size for each rank, in the order of ``ranks``.
+        """
+        parts = (
+            sent
+            if self._ascending == sorted(self._ascending)
+            else torch.cat([sent.chunk(self.size)[place] for place in self._ascending])
+        )
+        return self._start(
+            received,
+            "all-to-all",
+            sent.nbytes * (self.size - 1) / self.size,
+            lambda: dist.all_to_all_single(received, parts, group=self._group_for(sent), async_op=True),
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -210,6 +236,11 @@ class Channel:
         """Number in the group of each rank, in the order of ``ranks``."""
         numbers = {rank: number for number, rank in enumerate(sorted(self.ranks))}
         return [numbers[rank] for rank in self.ranks]
+
+    @cached_property
+    def _ascending(self) -> list[int]:
+        """Places in ``ranks`` in the order of the group."""
+        return sorted(range(self.size), key=self.ranks.__getitem__)
 
     def _start(
         self, tensor: Tensor, what: str, sent: float, start: Callable[[], dist.Work | None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +15,22 @@ from torch.optim import Optimizer
 from trainers.arguments import check_argument
 from trainers.communication.buckets import Bucket, each_bucket
 from trainers.communication.communicator import Communicator
+from trainers.communication.quantisation import BLOCK, BlockCodec, QuantisedSum
 from trainers.communication.rank_consistency import shown
 from trainers.optim.composite import needs_closure
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """Function that makes the outer optimizer of a list of parameters."""
+WireType = torch.dtype | BlockCodec | None
+"""Form of floating-point numbers in messages; None: their own type."""
+WIRE_DTYPES: dict[str | None, WireType] = {
+    None: None,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "int8": BlockCodec(8),
+    "int4": BlockCodec(4),
+}
+WIRE_RULE = f"{', '.join(json.dumps(name) for name in WIRE_DTYPES if name)} or None"
 
 
 def settings_of_outer(make: MakeOuter | None) -> str | None:
@@ -60,8 +73,10 @@ class CommonBase:
     Args:
         parameters (iterable): parameters, equal on all ranks now.
         bucket_bytes (int, bytes on the wire): size of a bucket.
-        wire_dtype (dtype): type of floating-point numbers in messages; None: their own.
-        multiple_of (int): divisor of a bucket's length, which is filled up with zeros.
+        senders (int): number of senders whose differences are summed up.
+        place (int): number of this rank's sender; None: this rank only gets the sums.
+        shares (int): ranks of a sender, each of which sends a share.
+        wire_dtype (dtype or BlockCodec): form of floating-point numbers in messages; None: their own type.
         outer_optimizer (callable): function that makes the outer optimizer of the base; None: there is none.
     """
 
@@ -70,17 +85,22 @@ class CommonBase:
         parameters: Iterable[Tensor],
         *,
         bucket_bytes: int,
-        wire_dtype: torch.dtype | None = None,
-        multiple_of: int = 1,
+        senders: int,
+        place: int | None,
+        shares: int = 1,
+        wire_dtype: WireType = None,
         outer_optimizer: MakeOuter | None = None,
     ) -> None:
-        self.wire = list(
-            each_bucket(parameters, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, multiple_of=multiple_of)
-        )
-        """Buckets of the parameters, whose buffers are messages."""
+        self.wire = list(_buckets(parameters, wire_dtype, bucket_bytes, senders=senders, shares=shares))
+        """Buckets of the parameters, whose buffers are messages or, with a codec, the numbers in them."""
         self._base = [Bucket(bucket.tensors, _base_dtype(bucket.tensors[0].dtype)) for bucket in self.wire]
         for base in self._base:
             base.pack(base.tensors)
+        self.quantised: list[QuantisedSum] = []
+        """Sums of all buckets, with a codec."""
+        if isinstance(wire_dtype, BlockCodec):
+            made = partial(QuantisedSum, codec=wire_dtype, parts=senders, place=place, shares=shares)
+            self.quantised = [made(bucket.flat) for bucket in self.wire]
         self._stepped = [nn.Parameter(base.flat) for base in self._base]
         """The base, in the same memory, as the parameters of the outer optimizer."""
         # One for each bucket, as an optimizer of all would look at all of them in each step.
@@ -115,9 +135,14 @@ class CommonBase:
         torch._foreach_copy_(bucket.tensors, precise)
 
     def state(self) -> dict[str, Any]:
-        """Base, flat, in any number of parts, which the next merge changes, and the outer optimizer's state."""
+        """Base, flat, in any number of parts, which the next merge changes, outer optimizer's state, and residuals."""
         outer = [optimizer.state_dict() for optimizer in self._outer]
-        return {"base": [base.flat for base in self._base], **({"outer": outer} if outer else {})}
+        residuals = [residual for each in self.quantised for residual in each.residuals]
+        return {
+            "base": [base.flat for base in self._base],
+            **({"outer": outer} if outer else {}),
+            **({"residuals": residuals} if residuals else {}),
+        }
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> bool:
@@ -125,12 +150,17 @@ class CommonBase:
         if not self._load_base(state["base"]):
             return False
         saved = state.get("outer", [])
-        # Momenta are as large as the buckets, which may be of another size.
+        # Momenta and residuals are as large as the buckets, which may be of another size.
         lengths = [[len(value) for value in _vectors(of_bucket)] for of_bucket in saved]
         if len(saved) != len(self._outer) or any(
             {*of_bucket} - {len(part)} for of_bucket, part in zip(lengths, self._stepped, strict=False)
         ):
             return False
+        residuals = [residual for each in self.quantised for residual in each.residuals]
+        if [each.shape for each in residuals] != [each.shape for each in state.get("residuals", [])]:
+            return False
+        for residual, values in zip(residuals, state.get("residuals", []), strict=True):
+            residual.copy_(values)
         for optimizer, of_bucket in zip(self._outer, saved, strict=True):
             optimizer.load_state_dict(of_bucket)
         return True
@@ -159,3 +189,21 @@ def _vectors(state: Mapping[str, Any]) -> Iterator[Tensor]:
 def _base_dtype(dtype: torch.dtype) -> torch.dtype:
     """Type of the base of parameters of type ``dtype``."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _buckets(
+    parameters: Iterable[Tensor], wire_dtype: WireType, bucket_bytes: int, *, senders: int, shares: int
+) -> Iterator[Bucket]:
+    """Buckets of ``bucket_bytes`` in the form of ``wire_dtype``; with a codec, buffers have the base's precision."""
+    if not isinstance(wire_dtype, BlockCodec):
+        yield from each_bucket(
+            parameters, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, multiple_of=shares
+        )
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        by_dtype.setdefault(_base_dtype(parameter.dtype), []).append(parameter)
+    for dtype, alike in by_dtype.items():
+        length = bucket_bytes * 8 // wire_dtype.bits * dtype.itemsize
+        multiple = senders * shares * BLOCK
+        yield from each_bucket(alike, wire_dtype=dtype, bucket_bytes=length, multiple_of=multiple)

@@ -16,7 +16,13 @@ from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.communication.channel import Channel, Pending
 from trainers.communication.topology import Ranks
-from trainers.methods.common_base import MakeOuter, settings_of_outer, warn_of_unused_outer
+from trainers.methods.common_base import (
+    WIRE_DTYPES,
+    WIRE_RULE,
+    MakeOuter,
+    settings_of_outer,
+    warn_of_unused_outer,
+)
 from trainers.methods.daso_exchange import NodeExchange
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.strategy import (
@@ -31,8 +37,6 @@ from trainers.methods.strategy import (
 from trainers.structures import local_parts
 
 _log = logging.getLogger("trainers.methods")
-
-_WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,10 @@ class DASO(Method):
             end, which is the same as the warm-up. Between both, the run is *cycling*.
         adaptive (bool; default True): whether to halve B and S, to no less than 1 (S = 0 stays), when the training loss
             stalls; if B is 1 already, both return to their settings. The count of epochs then starts at 0.
-        wire_dtype (str; default "bf16"): type of numbers in messages: "bf16", "fp32", or None, the parameters' own.
+        wire_dtype (str; default "bf16"): form of numbers in messages: "bf16", "fp32", or None, the parameters' own
+            type; or "int8" or "int4", integers times a scale for every 64 of them, with error feedback: what rounding
+            leaves out is added to the next differences (DoubleSqueeze, Tang et al. 2019, arXiv 1905.05957). This starts
+            again from 0 where other parameters are trained.
         plateau_patience (int, from 1; default 2): cycling epochs in a row without a loss below the best by more than
             ``plateau_threshold`` after which the loss has stalled, by default as in the published implementation.
         plateau_threshold (float, 0 to below 1; default 0.05): fraction of the best loss, by default as in the published
@@ -109,7 +116,7 @@ class DASO(Method):
             self,
             # One synchronisation is under way at a time.
             ("sync_delay sync_every", self.sync_delay <= self.sync_every, "at most sync_every"),
-            ("wire_dtype", self.wire_dtype in _WIRE_DTYPES, '"bf16", "fp32" or None'),
+            ("wire_dtype", self.wire_dtype in WIRE_DTYPES, WIRE_RULE),
             ("shard", self.shard in (None, "node"), '"node" or None'),
         )
         check_bounds(self, plateau_threshold="at least 0 and below 1")
@@ -217,7 +224,7 @@ class _DASOStrategy(ShardingStrategy):
                 # Each rank has parts of its own, which no other rank of the node needs.
                 node=self._setup.communicator.alone if self.sharded else self._node,
                 bucket_bytes=self._method.bucket_bytes,
-                wire_dtype=_WIRE_DTYPES[self._method.wire_dtype],
+                wire_dtype=WIRE_DTYPES[self._method.wire_dtype],
                 outer_optimizer=self._method.outer_optimizer,
             )
 
@@ -239,6 +246,9 @@ class _DASOStrategy(ShardingStrategy):
             return
         if self._under_way and self._since_sync >= delay:
             self._merge()
+        elif self._under_way and self._since_sync >= (delay + 1) // 2:
+            # Halfway, so that the first and the second messages have as many steps.
+            self._exchange.add_up(self._turn)
         # At the last step of an epoch, ``end_epoch`` synchronises.
         if self._since_sync >= every and (step + 1) % self._setup.steps_per_epoch:
             self._send()
@@ -269,7 +279,10 @@ class _DASOStrategy(ShardingStrategy):
         }
 
     def state(self) -> State:
-        sent = {"member": self._turn, "steps": self._since_sync} if self._under_way else None
+        sent = None
+        if self._under_way:
+            added_up = self._exchange.added_up
+            sent = {"member": self._turn, "steps": self._since_sync, "added_up": added_up}
         return {
             **self._exchange.state(),
             "cycling": self._cycling,
@@ -296,6 +309,7 @@ class _DASOStrategy(ShardingStrategy):
         self._cycling, self._steps_outer = state.get("cycling", True), state.get("steps_outer", False)
         fits = self._exchange.load(state)
         if self._under_way:
+            self._exchange.added_up = state["sent"].get("added_up", False)
             fits = fits and self._exchange.load_sums(self._turn, state["sums"])
         if not fits:
             raise ValueError(
@@ -334,6 +348,7 @@ class _DASOStrategy(ShardingStrategy):
         _log.debug("synchronisation %d is merged %d steps after its sending", self._turn, steps)
         # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
         weight = nodes / (2 * steps + nodes)
+        exchange.add_up(self._turn)
         inside: Pending | None = None
         for index in range(len(exchange)):
             following = exchange.share_within_node(index, self._turn)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainers.communication.channel import Channel, Pending
 from trainers.communication.communicator import Communicator
-from trainers.methods.common_base import CommonBase, MakeOuter
+from trainers.methods.common_base import CommonBase, MakeOuter, WireType
 
 SHARDING_BACKENDS = frozenset({"nccl"})
 """Backends of torch.distributed with which each rank of a node sends a share of the parameters."""
@@ -27,8 +26,11 @@ class NodeExchange:
     sums to its node. Or, *sharded*, each rank exchanges an equal part of each bucket, and gets the parts of its node's
     other ranks: the same bytes between nodes, on all network cards. The ranks of a node have the same parameters.
 
+    With a ``BlockCodec``, ranks exchange quantised parts, and then the sums of these. All ranks of the node get both,
+    and compute the same residuals.
+
     ``node`` are the ranks with the same parameters, None those of the node. ``bucket_bytes`` is the size of a message,
-    None a default for the backend; ``wire_dtype`` the type of floating-point numbers in messages, None their own;
+    None a default for the backend; ``wire_dtype`` the form of floating-point numbers in messages, None their own type;
     ``outer_optimizer`` that of the base.
     """
 
@@ -39,7 +41,7 @@ class NodeExchange:
         *,
         node: Channel | None = None,
         bucket_bytes: int | None,
-        wire_dtype: torch.dtype | None,
+        wire_dtype: WireType,
         outer_optimizer: MakeOuter | None = None,
     ) -> None:
         self._node, self._across = node or communicator.node, communicator.across
@@ -49,16 +51,24 @@ class NodeExchange:
         self._base = CommonBase(
             parameters,
             bucket_bytes=bucket_bytes or (_SHARD_BYTES if sharding else _BUCKET_BYTES),
+            senders=self._across.size,
+            place=self._across.rank,
+            shares=shares,
             wire_dtype=wire_dtype,
-            multiple_of=shares,
             outer_optimizer=outer_optimizer,
         )
-        self._own = [
-            bucket.flat.chunk(shares)[self._node.rank if self._sharded else 0] for bucket in self._base.wire
-        ]
+        self._quantised = self._base.quantised
+        share = self._node.rank if self._sharded else 0
+        self._sums = [each.message for each in self._quantised] or [each.flat for each in self._base.wire]
+        """Message of each bucket that all ranks of the node get in the end."""
+        self._own = [sums.chunk(shares)[share] for sums in self._sums]
         """Part of each bucket that this rank sends."""
+        self._parts = [each.received.chunk(shares)[share] for each in self._quantised]
+        """Quantised parts of each bucket that this rank gets from all nodes."""
         self._pending: list[Pending] = []
         """Messages of all buckets that this rank has sent and not waited for."""
+        self.added_up = False
+        """Whether the second messages of the last synchronisation have been sent; they are only with a codec."""
 
     def __len__(self) -> int:
         """Number of buckets."""
@@ -66,14 +76,35 @@ class NodeExchange:
 
     def send(self, turn: int) -> None:
         """Start the sum over all nodes of the differences to the base. ``turn``: number of the synchronisation."""
-        if not self._sends(turn):
-            return
+        self.added_up = False
+        sends = self._sends(turn)
         for index, own in enumerate(self._own):
-            self._base.pack(index)
-            self._pending.append(self._across.all_reduce(own))
+            if sends or self._quantised:
+                self._base.pack(index)
+            if self._quantised:
+                self._quantised[index].encode()
+            if sends:
+                self._pending.append(
+                    self._across.all_to_all_parts(self._parts[index], own)
+                    if self._quantised
+                    else self._across.all_reduce(own)
+                )
+
+    def add_up(self, turn: int) -> None:
+        """Wait for the quantised parts of all nodes, and start to send their sums, unless that has been done."""
+        if self.added_up or not self._quantised:
+            return
+        inside = [self._share(index, each.received, turn) for index, each in enumerate(self._quantised)]
+        self._pending = []
+        for pending, each, own in zip(inside, self._quantised, self._own, strict=True):
+            pending.wait()
+            each.add_up()
+            if self._sends(turn):
+                self._pending.append(self._across.all_gather_parts(own))
+        self.added_up = True
 
     def receive(self) -> None:
-        """Wait for the sums that this rank has started."""
+        """Wait for the messages that this rank has started."""
         for pending in self._pending:
             pending.wait()
         self._pending = []
@@ -81,18 +112,15 @@ class NodeExchange:
     def share_within_node(self, index: int, turn: int) -> Pending:
         """Wait for this rank's sums in a bucket, and start to send them to all ranks of the node.
 
-        Called for the buckets in order; ``receive`` must follow after the last.
+        Called for the buckets in order, after ``add_up``; ``receive`` must follow after the last.
         """
-        if self._pending:
-            self._pending[index].wait()
-        flat = self._base.wire[index].flat
-        if self._sharded:
-            return self._node.all_gather_parts(flat)
-        return self._node.broadcast(flat, source=turn % self._node.size)
+        return self._share(index, self._sums[index], turn)
 
     def merge(self, index: int, inside: Pending, weight: float, *, steps_outer: bool = False) -> None:
         """Wait for the sums in a bucket, and move its parameters by the fraction ``weight`` towards the new base."""
         inside.wait()
+        if self._quantised:
+            self._quantised[index].decode()
         self._base.merge(index, self._across.size, weight=weight, steps_outer=steps_outer)
 
     def state(self) -> dict[str, Any]:
@@ -104,18 +132,32 @@ class NodeExchange:
         return self._base.load(state)
 
     def sums(self, turn: int) -> list[Tensor]:
-        """Copies of the sums that this rank has started in this ``turn``, after waiting for them."""
+        """Copies of the messages that this rank receives in this ``turn``, after waiting for them."""
         self.receive()
-        return [own.clone() for own in self._own] if self._sends(turn) else []
+        return [own.clone() for own in self._under_way(turn)]
 
     def load_sums(self, turn: int, sums: Sequence[Tensor]) -> bool:
         """Restore saved ``sums``; returns whether they have the same number of messages with the same sizes."""
-        own = self._own if self._sends(turn) else []
-        if [flat.shape for flat in own] != [flat.shape for flat in sums]:
+        own = self._under_way(turn)
+        if [part.shape for part in own] != [part.shape for part in sums]:
             return False
-        for flat, values in zip(own, sums, strict=True):
-            flat.copy_(values)
+        for part, values in zip(own, sums, strict=True):
+            part.copy_(values)
         return True
+
+    def _under_way(self, turn: int) -> list[Tensor]:
+        """Messages of other nodes that this rank receives next."""
+        if not self._sends(turn):
+            return []
+        return self._parts if self._quantised and not self.added_up else self._own
+
+    def _share(self, index: int, tensor: Tensor, turn: int) -> Pending:
+        """Wait for what this rank has started of a bucket, and start to send it to all ranks of the node."""
+        if self._pending:
+            self._pending[index].wait()
+        if self._sharded:
+            return self._node.all_gather_parts(tensor)
+        return self._node.broadcast(tensor, source=turn % self._node.size)
 
     def _sends(self, turn: int) -> bool:
         return self._sharded or turn % self._node.size == self._node.rank

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, check_rules, check_whole
 from trainers.communication.buckets import reconcile_buffers
-from trainers.communication.channel import Channel
+from trainers.communication.channel import Channel, all_gather_single
 from trainers.communication.communicator import Communicator
 from trainers.communication.meshes import mesh_of, mesh_of_node
 from trainers.methods.sharded_models import units_of
@@ -214,7 +214,6 @@ class _FSDPStrategy(ShardingStrategy):
 
 
 # Named so from torch 2.13 on.
-_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
@@ -229,7 +228,7 @@ class _AllGather:
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *group: Any, **options: Any) -> object:
         self._count("all-gather", output_tensor.nbytes)
-        return _all_gather(output_tensor, input_tensor, *group, **options)
+        return all_gather_single(output_tensor, input_tensor, *group, **options)
 
 
 class _ReduceScatter(_AllGather):

@@ -26,8 +26,16 @@ from trainers.communication.buckets import (
 )
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
+from trainers.communication.quantisation import QuantisedSum
 from trainers.communication.topology import Ranks
-from trainers.methods.common_base import CommonBase, MakeOuter, settings_of_outer, warn_of_unused_outer
+from trainers.methods.common_base import (
+    WIRE_DTYPES,
+    WIRE_RULE,
+    CommonBase,
+    MakeOuter,
+    settings_of_outer,
+    warn_of_unused_outer,
+)
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.levels import Partition, channel_of, levels_of, refines
 from trainers.methods.strategy import (
@@ -103,6 +111,10 @@ class LocalSGD(Method):
             does over all ranks: each rank averages its part with those of the same place on other nodes. Households are
             the nodes then, with ``household_every=1`` and no neighbourhoods. Not below OIALR, and not in ``wrap``.
             None: each rank has all.
+        wire_dtype (str; default None): form of numbers in the averages over all ranks: "bf16", "fp32", "int8" or
+            "int4" of the differences to the last such average, see ``DASO``. The last two forms are those of messages
+            between households, or nodes of whole households; inside them it is the parameters' own type. None: the
+            parameters themselves, in their own type.
         outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
             ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the last average
             over all ranks by the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), instead of
@@ -124,6 +136,7 @@ class LocalSGD(Method):
     adaptive: bool = False
     average_at_epoch_end: bool = True
     shard: str | None = None
+    wire_dtype: str | None = None
     outer_optimizer: MakeOuter | None = field(default=None, repr=False, compare=False)
     outer_settings: str | None = field(default=None, init=False)
     """Class and settings of what ``outer_optimizer`` makes, by which checkpoints and ranks compare it."""
@@ -136,6 +149,7 @@ class LocalSGD(Method):
         check_steps("LocalSGD", "start", self.start)
         check_rules(
             self,
+            ("wire_dtype", self.wire_dtype in WIRE_DTYPES, WIRE_RULE),
             (
                 "neighbourhood_every neighbourhoods",
                 (self.neighbourhood_every is None) == (self.neighbourhoods is None),
@@ -213,7 +227,7 @@ class _LocalSGDStrategy(ShardingStrategy):
         self._apart = self._gradients_over(self._start) < self._top
         """Whether ranks train apart from ``start`` on."""
         self._base: CommonBase | None = None
-        """Last average over all ranks, from the first local step on, with an outer optimizer."""
+        """Last average over all ranks, from the first local step on, if differences to it are sent."""
         if not self._apart:
             warn_of_unused_outer(method, communicator)
         setup.trained.exchanged()
@@ -383,13 +397,17 @@ class _LocalSGDStrategy(ShardingStrategy):
 
     @torch.no_grad()
     def _new_base(self) -> CommonBase | None:
-        """Base of an outer optimizer, if there is one; ranks have the same parameters now, or load it."""
-        if self._method.outer_optimizer is None:
+        """Base of differences, if these are sent; ranks have the same parameters now, or load it."""
+        method, leaders = self._method, self._levels[self._top].leaders
+        if method.outer_optimizer is None and method.wire_dtype is None:
             return None
         return CommonBase(
             local_parts(self._setup.trained.ever()),
             bucket_bytes=BUCKET_BYTES,
-            outer_optimizer=self._method.outer_optimizer,
+            senders=len(self._levels[self._top - 1].ranks),
+            place=leaders.rank if leaders.size > 1 else None,
+            wire_dtype=WIRE_DTYPES[method.wire_dtype],
+            outer_optimizer=method.outer_optimizer,
         )
 
     @torch.no_grad()
@@ -399,7 +417,8 @@ class _LocalSGDStrategy(ShardingStrategy):
             return
         if self._base is not None and target == self._top:
             for index in range(len(self._base.wire)):
-                self._average_flat(self._base.pack(index), target)
+                quantised = self._base.quantised[index] if self._base.quantised else None
+                self._average_flat(self._base.pack(index), target, quantised)
                 self._base.merge(index, 1, weight=1.0, steps_outer=True)
         else:
             for bucket in each_bucket(local_parts(self._setup.trained.ever())):
@@ -408,14 +427,20 @@ class _LocalSGDStrategy(ShardingStrategy):
         self._agreed = target
         self._synchronisations += target == self._top
 
-    def _average_flat(self, flat: Tensor, target: int) -> None:
+    def _average_flat(self, flat: Tensor, target: int, quantised: QuantisedSum | None = None) -> None:
+        """Average ``flat`` from level to level; ``quantised`` sums it up in the last."""
         for upper in range(self._agreed + 1, target + 1):
             level = self._levels[upper]
             # Parts of different sizes count by their numbers of ranks.
             flat.mul_(level.share)
-            level.leaders.all_reduce(flat).wait()
+            if quantised is None or upper < target:
+                level.leaders.all_reduce(flat).wait()
+            elif level.leaders.size > 1:
+                quantised.sum_over(level.leaders)
         for lower in range(target - 1, 0, -1):
-            self._levels[lower].leaders.broadcast(flat).wait()
+            self._levels[lower].leaders.broadcast(flat if quantised is None else quantised.message).wait()
+        if quantised is not None:
+            quantised.decode()
 
 
 def _parts(communicator: Communicator, method: LocalSGD, name: str) -> Partition | None:
