@@ -1,6 +1,6 @@
 """DiLoCo by torchft 0.2.0, the reference for outer optimizers: two threads with a stand-in for its manager.
 
-python tests/diloco.py tests/golden/diloco.json     # where torchft is installed
+python tests/diloco.py tests/golden     # where torchft is installed
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 STEPS, EVERY, DELAYS = 33, 4, (0, 1, 2)
+RECORDED = {"diloco.json": 1, "diloco_fragments.json": 2}
+"""Files with values by delay, and the number of fragments, of which one is exchanged every ``EVERY`` steps."""
 outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
@@ -76,7 +78,7 @@ class _Manager:
         return _Average(tensor, len(self._mine) - 1, self._sent, self._barrier)
 
 
-def by_torchft(delay: int) -> list[list[float]]:
+def by_torchft(delay: int, fragments: int = 1) -> list[list[float]]:
     """Weights of a replica after each step, merged by Eq. 3.2's weights; torchft sends ``delay`` steps later."""
     from torchft.local_sgd import DiLoCo
 
@@ -89,7 +91,9 @@ def by_torchft(delay: int) -> list[list[float]]:
         manager = _Manager(sent[rank], sent, barrier)
         alpha = 2 * delay / (2 * delay + 2)
         keywords = {"fragment_sync_delay": delay, "fragment_update_alpha": alpha, "pin_memory": False}
-        with DiLoCo(manager, [model], inner, outer(model.parameters()), EVERY, **keywords) as diloco:
+        parts = [model] if fragments == 1 else [model[0], model[2]]
+        outers = [outer(part.parameters()) for part in parts]
+        with DiLoCo(manager, parts, inner, outers, EVERY * fragments, **keywords) as diloco:
             diloco._local_step = -delay
             for step in range(STEPS):
                 x, y = batch(step, rank)
@@ -107,4 +111,6 @@ def by_torchft(delay: int) -> list[list[float]]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps({str(delay): by_torchft(delay) for delay in DELAYS}) + "\n")
+    for name, fragments in RECORDED.items():
+        values = {str(delay): by_torchft(delay, fragments) for delay in DELAYS}
+        (Path(sys.argv[1]) / name).write_text(json.dumps(values) + "\n")

@@ -43,13 +43,14 @@ def step_by_step(rank: int, method: trainers.Method) -> list[list[float]]:
     return found
 
 
-def test_each_step_is_that_of_torchft() -> None:
-    recorded = json.loads((GOLDEN / "diloco.json").read_text())
-    daso = partial(
-        trainers.DASO, sync_every=diloco.EVERY, wire_dtype="fp32", outer_optimizer=diloco.outer, **SHORT
-    )
+@pytest.mark.parametrize(("name", "fragments"), diloco.RECORDED.items())
+def test_each_step_is_that_of_torchft(name: str, fragments: int) -> None:
+    recorded = json.loads((GOLDEN / name).read_text())
+    every = diloco.EVERY * fragments
+    keywords: dict[str, Any] = {"fragments": fragments, "outer_optimizer": diloco.outer}
+    daso = partial(trainers.DASO, sync_every=every, wire_dtype="fp32", **keywords, **SHORT)
     methods = [*(daso(sync_delay=int(delay)) for delay in recorded)]
-    local = trainers.LocalSGD(world_every=diloco.EVERY, outer_optimizer=diloco.outer)
+    local = trainers.LocalSGD(world_every=every, **keywords)
     found = run_ranks(2, each_step_by_step, [*methods, local])[0]
     for mine, theirs in zip(found, [*recorded.values(), recorded["0"]], strict=True):
         # All nodes meet after the last step, the epoch's end.

@@ -26,7 +26,7 @@ _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _GROUP = " of group "
 _NOT_COMPARED = re.compile(
-    r", (bucket_bytes=\w+|average_at_epoch_end=True|shard=None|wire_dtype=None|outer_settings=None)"
+    r", (bucket_bytes=\w+|average_at_epoch_end=True|fragments=1|(shard|wire_dtype|outer_settings)=None)"
 )
 """Sizes of messages, whose default depends on the backend, and defaults that earlier versions did not have."""
 

@@ -18,7 +18,7 @@ from trainers.names import format_of, plain_name
 from trainers.optim.composite import kind_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_SHOWN = 200
+_SHOWN = 300
 """Most characters of a value in a message."""
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables in which torchrun and similar launchers describe the group of a rank."""

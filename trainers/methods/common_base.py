@@ -17,6 +17,7 @@ from trainers.communication.buckets import Bucket, each_bucket
 from trainers.communication.communicator import Communicator
 from trainers.communication.quantisation import BLOCK, BlockCodec, QuantisedSum
 from trainers.communication.rank_consistency import shown
+from trainers.methods.fragments import Tensors
 from trainers.optim.composite import needs_closure
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
@@ -71,7 +72,7 @@ class CommonBase:
     makes of the mean difference, negated, as a gradient (DiLoCo, Douillard et al. 2023, arXiv 2311.08105).
 
     Args:
-        parameters (iterable): parameters, equal on all ranks now.
+        parameters (Tensors): parameters, or a fragment of them, equal on all ranks now.
         bucket_bytes (int, bytes on the wire): size of a bucket.
         senders (int): number of senders whose differences are summed up.
         place (int): number of this rank's sender; None: this rank only gets the sums.
@@ -82,7 +83,7 @@ class CommonBase:
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Tensors,
         *,
         bucket_bytes: int,
         senders: int,
@@ -91,8 +92,13 @@ class CommonBase:
         wire_dtype: WireType = None,
         outer_optimizer: MakeOuter | None = None,
     ) -> None:
-        self.wire = list(_buckets(parameters, wire_dtype, bucket_bytes, senders=senders, shares=shares))
+        tensors = list(parameters)
+        self.wire = list(_buckets(tensors, wire_dtype, bucket_bytes, senders=senders, shares=shares))
         """Buckets of the parameters, whose buffers are messages or, with a codec, the numbers in them."""
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        self._parameters = parameters
+        self._places = [[places[id(tensor)] for tensor in bucket.tensors] for bucket in self.wire]
+        """Places in ``parameters`` of the tensors of each bucket."""
         self._base = [Bucket(bucket.tensors, _base_dtype(bucket.tensors[0].dtype)) for bucket in self.wire]
         for base in self._base:
             base.pack(base.tensors)
@@ -108,8 +114,7 @@ class CommonBase:
 
     def pack(self, index: int) -> Tensor:
         """Differences of the parameters in a bucket to the base, in the bucket's buffer."""
-        bucket = self.wire[index]
-        return bucket.pack(torch._foreach_sub(bucket.tensors, self._base[index].views))
+        return self.wire[index].pack(torch._foreach_sub(self._tensors(index), self._base[index].views))
 
     def merge(self, index: int, parts: int, *, weight: float, steps_outer: bool) -> None:
         """Renew the base by the sums in a bucket's buffer, over ``parts``, of their differences; and move the bucket's
@@ -117,7 +122,7 @@ class CommonBase:
 
         The base becomes the average of what was sent, or with ``steps_outer`` what the outer optimizer makes of it.
         """
-        bucket, base = self.wire[index], self._base[index]
+        bucket, base, tensors = self.wire[index], self._base[index], self._tensors(index)
         # Converted as a whole, because adding a tensor of another type takes twice as long on the CPU.
         mean = bucket.flat[: len(base.flat)].to(base.flat.dtype) / parts
         if self._outer and steps_outer:
@@ -126,13 +131,13 @@ class CommonBase:
             self._stepped[index].grad = None
         else:
             base.flat.add_(mean)
-        if base.wire_dtype is bucket.tensors[0].dtype:
-            torch._foreach_lerp_(bucket.tensors, base.views, weight)
+        if base.wire_dtype is tensors[0].dtype:
+            torch._foreach_lerp_(tensors, base.views, weight)
             return
         # Computed in the base's precision, and rounded only once.
-        precise = [tensor.to(base.wire_dtype) for tensor in bucket.tensors]
+        precise = [tensor.to(base.wire_dtype) for tensor in tensors]
         torch._foreach_lerp_(precise, base.views, weight)
-        torch._foreach_copy_(bucket.tensors, precise)
+        torch._foreach_copy_(tensors, precise)
 
     def state(self) -> dict[str, Any]:
         """Base, flat, in any number of parts, which the next merge changes, outer optimizer's state, and residuals."""
@@ -164,6 +169,9 @@ class CommonBase:
         for optimizer, of_bucket in zip(self._outer, saved, strict=True):
             optimizer.load_state_dict(of_bucket)
         return True
+
+    def _tensors(self, index: int) -> list[Tensor]:
+        return [self._parameters[place] for place in self._places[index]]
 
     def _load_base(self, parts: Sequence[Tensor]) -> bool:
         parts = [part.cpu() for part in parts]

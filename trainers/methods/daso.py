@@ -4,9 +4,9 @@ continues (Coquelin et al. 2022; dissertation, section 3.2).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from trainers.arguments import check_bounds, check_kinds, check_rules, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
-from trainers.communication.channel import Channel, Pending
+from trainers.communication.channel import Channel
 from trainers.communication.topology import Ranks
 from trainers.methods.common_base import (
     WIRE_DTYPES,
@@ -23,7 +23,8 @@ from trainers.methods.common_base import (
     settings_of_outer,
     warn_of_unused_outer,
 )
-from trainers.methods.daso_exchange import NodeExchange
+from trainers.methods.daso_exchange import NodeExchange, Synchronisation
+from trainers.methods.fragments import Rota, fragments_of
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.strategy import (
     Method,
@@ -35,8 +36,6 @@ from trainers.methods.strategy import (
     refuse_synchronised_norms,
 )
 from trainers.structures import local_parts
-
-_log = logging.getLogger("trainers.methods")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +79,10 @@ class DASO(Method):
         shard (str; default None): "node" shards parameters and optimizer state over the ranks of each node, as ``FSDP``
             does over all ranks: each rank exchanges its part with those of the same place on other nodes. Not below
             OIALR, and not in ``wrap``. None: each rank has all.
+        fragments (int, 1 to ``sync_every``; default 1): F, equal parts of the parameters that nodes send in turn, so
+            that no step sends more than one (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512): part i, from
+            0, at step (i + 1) B // F of each B. Where B adapts, this does. All are sent at an epoch's last step, and at
+            each step of warm-up and cool-down.
         outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
             ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the common base by
             the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), once each synchronisation,
@@ -102,13 +105,14 @@ class DASO(Method):
     plateau_threshold: float = 0.05
     bucket_bytes: int | None = None
     shard: str | None = None
+    fragments: int = 1
     outer_optimizer: MakeOuter | None = field(default=None, repr=False, compare=False)
     outer_settings: str | None = field(default=None, init=False)
     """Class and settings of what ``outer_optimizer`` makes, by which checkpoints and ranks compare it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer_settings", settings_of_outer(self.outer_optimizer))
-        check_whole(self, sync_every=1, sync_delay=0, plateau_patience=1, bucket_bytes=1)
+        check_whole(self, sync_every=1, sync_delay=0, plateau_patience=1, bucket_bytes=1, fragments=1)
         check_kinds(self)
         for name in ("warmup_epochs", "cooldown_epochs"):
             check_steps("DASO", name, getattr(self, name), unit="epochs")
@@ -116,6 +120,7 @@ class DASO(Method):
             self,
             # One synchronisation is under way at a time.
             ("sync_delay sync_every", self.sync_delay <= self.sync_every, "at most sync_every"),
+            ("fragments sync_every", self.fragments <= self.sync_every, "at most sync_every"),
             ("wire_dtype", self.wire_dtype in WIRE_DTYPES, WIRE_RULE),
             ("shard", self.shard in (None, "node"), '"node" or None'),
         )
@@ -179,20 +184,14 @@ class _DASOStrategy(ShardingStrategy):
         self._periods = _Periods(sync_every=method.sync_every, sync_delay=method.sync_delay)
         self._used = (method.sync_every, method.sync_delay)
         """B and S of the last step."""
-        self._synchronisations = 0
-        self._since_sync = 0
-        """Optimizer steps since the last sending."""
-        self._agreed = True
-        """Whether parameters are the same on all ranks."""
-        self._under_way = False
-        """Whether the last synchronisation is not merged yet."""
+        self._sent = 0
+        """Synchronisations of all fragments."""
+        self._rota = Rota(count=method.fragments)
+        self._fragments: list[Synchronisation] = []
         self._cycling = self._warm_until == 0
         """Whether the last step was cycling, so that the outer optimizer steps."""
-        self._steps_outer = False
-        """Same for the synchronisation that is under way."""
         if self._across.size == 1:
             warn_of_unused_outer(method, setup.communicator)
-        self._exchange: NodeExchange
         self.parameters_changed()
 
     @property
@@ -210,28 +209,31 @@ class _DASOStrategy(ShardingStrategy):
 
     def parameters_changed(self) -> None:
         # Sums under way must arrive before the exchange with their buffers is replaced.
-        if self._under_way:
-            self._exchange.receive()
-        self._under_way, self._agreed, self._since_sync = False, True, 0
+        for fragment in self._fragments:
+            fragment.exchange.receive()
+        self._rota.meet()
         self.close()
         trained = self._setup.trained.exchanged()
         if self._node.size > 1 and not self.sharded:
             self._averager = GradientAverager(trained, self._node, keep_none=self._across.size == 1)
+        exchange = partial(
+            NodeExchange,
+            communicator=self._setup.communicator,
+            # Each rank has parts of its own, which no other rank of the node needs.
+            node=self._setup.communicator.alone if self.sharded else self._node,
+            bucket_bytes=self._method.bucket_bytes,
+            wire_dtype=WIRE_DTYPES[self._method.wire_dtype],
+            outer_optimizer=self._method.outer_optimizer,
+        )
         with torch.no_grad():
-            self._exchange = NodeExchange(
-                local_parts(trained) if self._across.size > 1 else [],
-                self._setup.communicator,
-                # Each rank has parts of its own, which no other rank of the node needs.
-                node=self._setup.communicator.alone if self.sharded else self._node,
-                bucket_bytes=self._method.bucket_bytes,
-                wire_dtype=WIRE_DTYPES[self._method.wire_dtype],
-                outer_optimizer=self._method.outer_optimizer,
-            )
+            parts = fragments_of(local_parts(trained) if self._across.size > 1 else [], self._rota.count)
+            self._fragments = [Synchronisation(exchange=exchange(part)) for part in parts]
 
     def reduce_gradients(self, step: int) -> None:
         super().reduce_gradients(step)
         # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
-        self._agreed = self._across.size == 1
+        for fragment in self._fragments:
+            fragment.agreed = self._across.size == 1
 
     def after_step(self, step: int, loss: Tensor) -> None:
         self._cycling = self._warm_until <= step < self._cool_from
@@ -240,20 +242,20 @@ class _DASOStrategy(ShardingStrategy):
         self._used = (every, delay)
         if self._across.size == 1:
             return
-        self._since_sync += 1
+        self._rota.since += 1
+        for fragment in self._fragments:
+            fragment.steps += 1
         if not self._cycling:
             self.synchronise()
             return
-        if self._under_way and self._since_sync >= delay:
-            self._merge()
-        elif self._under_way and self._since_sync >= (delay + 1) // 2:
-            # Halfway, so that the first and the second messages have as many steps.
-            self._exchange.add_up(self._turn)
+        for fragment in self._fragments:
+            fragment.go_on(delay)
         # At the last step of an epoch, ``end_epoch`` synchronises.
-        if self._since_sync >= every and (step + 1) % self._setup.steps_per_epoch:
-            self._send()
-            if delay == 0:
-                self._merge()
+        if (step + 1) % self._setup.steps_per_epoch:
+            for number in self._rota.due(every):
+                self._send(self._fragments[number])
+                if delay == 0:
+                    self._fragments[number].merge()
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
         self.synchronise()
@@ -264,54 +266,47 @@ class _DASOStrategy(ShardingStrategy):
             self._periods.adapt(train_loss, self._method)
 
     def synchronise(self) -> None:
-        if self._under_way:
-            self._merge()
-        if not self._agreed:
-            self._send()
-            self._merge()
+        for fragment in self._fragments:
+            fragment.go_on(0)
+        for fragment in self._fragments:
+            if not fragment.agreed:
+                self._send(fragment)
+        for fragment in self._fragments:
+            fragment.go_on(0)
+        self._rota.meet()
 
     def metrics(self) -> dict[str, float]:
         every, delay = self._used
         return {
             "sync_every": float(every),
             "sync_delay": float(delay),
-            "synchronisations": float(self._synchronisations),
+            "synchronisations": self._sent / self._rota.count,
         }
 
     def state(self) -> State:
-        sent = None
-        if self._under_way:
-            added_up = self._exchange.added_up
-            sent = {"member": self._turn, "steps": self._since_sync, "added_up": added_up}
+        first, *others = (fragment.state() for fragment in self._fragments)
         return {
-            **self._exchange.state(),
+            **first,
+            "fragments": {str(number): other for number, other in enumerate(others)},
             "cycling": self._cycling,
-            "steps_outer": self._steps_outer,
-            "agreed": self._agreed,
-            "since_sync": self._since_sync,
-            "synchronisations": self._synchronisations,
+            "since_sync": self._rota.since,
+            "sent_since": self._rota.sent,
+            "synchronisations": self._sent,
             "used": list(self._used),
             "periods": asdict(self._periods),
-            "sent": sent,
-            **self.own_state(),
         }
 
     def own_state(self) -> State:
-        """Sums that this rank has started and that are not merged yet, after waiting for them."""
-        return {"sums": self._exchange.sums(self._turn) if self._under_way else []}
+        first, *others = (fragment.own_state() for fragment in self._fragments)
+        return {**first, "fragments": {str(number): other for number, other in enumerate(others)}}
 
-    @torch.no_grad()
     def load(self, state: State) -> None:
-        self._agreed, self._since_sync = state["agreed"], state["since_sync"]
-        self._synchronisations, self._under_way = state["synchronisations"], state["sent"] is not None
+        self._sent, self._rota.since = state["synchronisations"], state["since_sync"]
         self._used, self._periods = tuple(state["used"]), _Periods(**state["periods"])
-        # Checkpoints of earlier versions, without an outer optimizer, have none of these.
-        self._cycling, self._steps_outer = state.get("cycling", True), state.get("steps_outer", False)
-        fits = self._exchange.load(state)
-        if self._under_way:
-            self._exchange.added_up = state["sent"].get("added_up", False)
-            fits = fits and self._exchange.load_sums(self._turn, state["sums"])
-        if not fits:
+        # Checkpoints of earlier versions have none of these.
+        self._cycling, self._rota.sent = state.get("cycling", True), state.get("sent_since", 0)
+        states = [state, *state.get("fragments", {}).values()]
+        if not all(fragment.load(saved) for fragment, saved in zip(self._fragments, states, strict=True)):
             raise ValueError(
                 "The saved state is of DASO on another model, other nodes, another backend of torch.distributed or "
                 "with another bucket_bytes. Start with an empty checkpoint directory."
@@ -326,37 +321,6 @@ class _DASOStrategy(ShardingStrategy):
             return epochs * self._setup.steps_per_epoch
         return round(epochs * self._setup.total_steps)
 
-    @property
-    def _turn(self) -> int:
-        """Number of synchronisations before the last, which determines the rank of each node that sends."""
-        return self._synchronisations - 1
-
-    @torch.no_grad()
-    def _send(self) -> None:
-        """Start the sum over all nodes of the differences to the base."""
-        self._synchronisations += 1
-        self._under_way, self._since_sync, self._steps_outer = True, 0, self._cycling
-        self._exchange.send(self._turn)
-
-    @torch.no_grad()
-    def _merge(self) -> None:
-        """Merge the parameters that were sent by Eq. 3.2.
-
-        All ranks then have the same base, and the ranks of a node the same parameters.
-        """
-        steps, nodes, exchange = self._since_sync, self._across.size, self._exchange
-        _log.debug("synchronisation %d is merged %d steps after its sending", self._turn, steps)
-        # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
-        weight = nodes / (2 * steps + nodes)
-        exchange.add_up(self._turn)
-        inside: Pending | None = None
-        for index in range(len(exchange)):
-            following = exchange.share_within_node(index, self._turn)
-            # Merges the bucket before, while this bucket is sent inside the node and the next between nodes.
-            if inside is not None:
-                exchange.merge(index - 1, inside, weight, steps_outer=self._steps_outer)
-            inside = following
-        if inside is not None:
-            exchange.merge(len(exchange) - 1, inside, weight, steps_outer=self._steps_outer)
-        exchange.receive()
-        self._agreed, self._under_way = steps == 0, False
+    def _send(self, fragment: Synchronisation) -> None:
+        fragment.send(self._sent, steps_outer=self._cycling)
+        self._sent += 1

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainers.communication.channel import Channel, Pending
 from trainers.communication.communicator import Communicator
 from trainers.methods.common_base import CommonBase, MakeOuter, WireType
+from trainers.methods.fragments import Tensors
+
+_log = logging.getLogger("trainers.methods")
 
 SHARDING_BACKENDS = frozenset({"nccl"})
 """Backends of torch.distributed with which each rank of a node sends a share of the parameters."""
@@ -36,7 +42,7 @@ class NodeExchange:
 
     def __init__(
         self,
-        parameters: Sequence[Tensor],
+        parameters: Tensors,
         communicator: Communicator,
         *,
         node: Channel | None = None,
@@ -73,6 +79,11 @@ class NodeExchange:
     def __len__(self) -> int:
         """Number of buckets."""
         return len(self._own)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self._across.size
 
     def send(self, turn: int) -> None:
         """Start the sum over all nodes of the differences to the base. ``turn``: number of the synchronisation."""
@@ -121,7 +132,7 @@ class NodeExchange:
         inside.wait()
         if self._quantised:
             self._quantised[index].decode()
-        self._base.merge(index, self._across.size, weight=weight, steps_outer=steps_outer)
+        self._base.merge(index, self.nodes, weight=weight, steps_outer=steps_outer)
 
     def state(self) -> dict[str, Any]:
         """State of the base, which is the same on all ranks with the same parameters."""
@@ -161,3 +172,88 @@ class NodeExchange:
 
     def _sends(self, turn: int) -> bool:
         return self._sharded or turn % self._node.size == self._node.rank
+
+
+@dataclass(kw_only=True)
+class Synchronisation:
+    """Last synchronisation of all parameters, or of a fragment of them."""
+
+    exchange: NodeExchange
+    agreed: bool = True
+    """Whether the parameters are the same on all ranks."""
+    under_way: bool = False
+    """Whether it is not merged yet."""
+    turn: int = 0
+    """Its number, which determines the rank of each node that sends."""
+    steps: int = 0
+    """Optimizer steps since its sending."""
+    steps_outer: bool = False
+    """Whether it is a step of the outer optimizer."""
+
+    @torch.no_grad()
+    def send(self, turn: int, *, steps_outer: bool) -> None:
+        """Start the sum over all nodes of the differences to the base."""
+        self.under_way, self.turn, self.steps, self.steps_outer = True, turn, 0, steps_outer
+        self.exchange.send(turn)
+
+    def go_on(self, delay: int) -> None:
+        """Merge the parameters ``delay`` steps after their sending; halfway, send the sums of quantised parts, so that
+        both of their messages have as many steps.
+        """
+        if self.under_way and self.steps >= delay:
+            self.merge()
+        elif self.under_way and self.steps >= (delay + 1) // 2:
+            self.exchange.add_up(self.turn)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge the parameters that were sent by Eq. 3.2.
+
+        All ranks then have the same base, and the ranks of a node the same parameters.
+        """
+        steps, nodes, exchange = self.steps, self.exchange.nodes, self.exchange
+        _log.debug("synchronisation %d is merged %d steps after its sending", self.turn, steps)
+        # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
+        weight = nodes / (2 * steps + nodes)
+        exchange.add_up(self.turn)
+        inside: Pending | None = None
+        for index in range(len(exchange)):
+            following = exchange.share_within_node(index, self.turn)
+            # Merges the bucket before, while this bucket is sent inside the node and the next between nodes.
+            if inside is not None:
+                exchange.merge(index - 1, inside, weight, steps_outer=self.steps_outer)
+            inside = following
+        if inside is not None:
+            exchange.merge(len(exchange) - 1, inside, weight, steps_outer=self.steps_outer)
+        exchange.receive()
+        self.agreed, self.under_way = steps == 0, False
+
+    def state(self) -> dict[str, Any]:
+        """State of base and synchronisation, with ``own_state``."""
+        sent = {"member": self.turn, "steps": self.steps, "added_up": self.exchange.added_up}
+        return {
+            **self.exchange.state(),
+            "agreed": self.agreed,
+            "steps_outer": self.steps_outer,
+            "sent": sent if self.under_way else None,
+            **self.own_state(),
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """Sums that this rank has started and that are not merged yet, after waiting for them."""
+        return {"sums": self.exchange.sums(self.turn) if self.under_way else []}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> bool:
+        """Restore a saved ``state``; returns whether it fits the parameters."""
+        # Checkpoints of earlier versions, without an outer optimizer and codec, have none of their entries.
+        self.agreed, self.steps_outer = state["agreed"], state.get("steps_outer", False)
+        sent = state["sent"]
+        self.under_way = sent is not None
+        if not self.exchange.load(state):
+            return False
+        if sent is None:
+            return True
+        self.turn, self.steps = sent["member"], sent["steps"]
+        self.exchange.added_up = sent.get("added_up", False)
+        return self.exchange.load_sums(self.turn, state["sums"])

@@ -7,9 +7,10 @@ Sources: Stich 2019 (local SGD), Lin et al. 2020 (post-local and hierarchical lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -36,6 +37,7 @@ from trainers.methods.common_base import (
     settings_of_outer,
     warn_of_unused_outer,
 )
+from trainers.methods.fragments import Rota, Tensors, fragments_of
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.levels import Partition, channel_of, levels_of, refines
 from trainers.methods.strategy import (
@@ -115,6 +117,9 @@ class LocalSGD(Method):
             "int4" of the differences to the last such average, see ``DASO``. The last two forms are those of messages
             between households, or nodes of whole households; inside them it is the parameters' own type. None: the
             parameters themselves, in their own type.
+        fragments (int, 1 to ``world_every``; default 1): equal parts of the parameters that are averaged over all ranks
+            in turn, so that no step sends more than one, see ``DASO``; at an epoch's end all, or in the last step
+            without ``average_at_epoch_end``.
         outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
             ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the last average
             over all ranks by the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), instead of
@@ -137,6 +142,7 @@ class LocalSGD(Method):
     average_at_epoch_end: bool = True
     shard: str | None = None
     wire_dtype: str | None = None
+    fragments: int = 1
     outer_optimizer: MakeOuter | None = field(default=None, repr=False, compare=False)
     outer_settings: str | None = field(default=None, init=False)
     """Class and settings of what ``outer_optimizer`` makes, by which checkpoints and ranks compare it."""
@@ -144,12 +150,13 @@ class LocalSGD(Method):
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer_settings", settings_of_outer(self.outer_optimizer))
         periods = {"household_every": 1, "neighbourhood_every": 1, "world_every": 1}
-        check_whole(self, **periods, households=1, neighbourhoods=1)
+        check_whole(self, **periods, households=1, neighbourhoods=1, fragments=1)
         check_kinds(self)
         check_steps("LocalSGD", "start", self.start)
         check_rules(
             self,
             ("wire_dtype", self.wire_dtype in WIRE_DTYPES, WIRE_RULE),
+            ("fragments world_every", self.fragments <= self.world_every, "at most world_every"),
             (
                 "neighbourhood_every neighbourhoods",
                 (self.neighbourhood_every is None) == (self.neighbourhoods is None),
@@ -216,18 +223,18 @@ class _LocalSGDStrategy(ShardingStrategy):
         self._used = 1
         """L_W of the last step; 1 before the start of local training."""
         self._first_loss: float | None = None
-        self._since_world = 0
-        """Local steps since the last average over all ranks."""
+        self._rota = Rota(count=method.fragments)
         self._local_steps = 0
-        self._synchronisations = 0
-        self._agreed = self._top
-        """Highest level whose parts have equal parameters on all their ranks."""
+        self._averages = 0
+        """Averages over all ranks of all fragments."""
+        self._agreed = [self._top] * method.fragments
+        """Highest level whose parts have equal parameters on all their ranks, by fragment."""
         self._averaged: int | None = None
         """Level whose parts average gradients now."""
         self._apart = self._gradients_over(self._start) < self._top
         """Whether ranks train apart from ``start`` on."""
-        self._base: CommonBase | None = None
-        """Last average over all ranks, from the first local step on, if differences to it are sent."""
+        self._bases: list[CommonBase] = []
+        """Last average over all ranks of each fragment, from the first local step on, if differences to it are sent."""
         if not self._apart:
             warn_of_unused_outer(method, communicator)
         setup.trained.exchanged()
@@ -258,18 +265,20 @@ class _LocalSGDStrategy(ShardingStrategy):
 
     def parameters_changed(self) -> None:
         self.close()
-        self._agreed, self._since_world, self._base = self._top, 0, None
+        self._agreed, self._bases = [self._top] * self._rota.count, []
+        self._rota.meet()
         self._setup.trained.exchanged()  # or a resumed run would take new factors for thawed, and synchronise
 
     def parameters_thawed(self) -> None:
-        if self._base is not None:
+        # Bases and fragments are of the parameters that have been trained so far.
+        if self._bases or self._rota.count > 1:
             super().parameters_thawed()
         self.close()  # the next pass makes an averager of the parameters that are trained then
 
     def before_pass(self, step: int, *, last: bool) -> None:
         level = self._gradients_over(step)
-        if self._base is None and self._apart and step >= self._start:
-            self._base = self._new_base()
+        if not self._bases and self._apart and step >= self._start:
+            self._bases = self._new_bases()
         # The ranks that average gradients change at the beginning of local training.
         if self._averaged != level:
             self.close()
@@ -289,7 +298,7 @@ class _LocalSGDStrategy(ShardingStrategy):
             gradients = [gradient_of(p) for p in self._setup.model.parameters() if p.requires_grad]
             average_summands(self._levels[level].leaders, local_parts(gradients))
         # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
-        self._agreed = min(self._agreed, level)
+        self._agreed = [min(agreed, level) for agreed in self._agreed]
 
     def after_step(self, step: int, loss: Tensor) -> None:
         if step < self._start:
@@ -298,11 +307,10 @@ class _LocalSGDStrategy(ShardingStrategy):
         method = self._method
         self._used = self._period
         self._local_steps += 1
-        self._since_world += 1
-        since, between = self._since_world, method.neighbourhood_every
-        if since >= self._period:
-            self.synchronise()
-        elif between is not None and since % between == 0:
+        self._rota.since += 1
+        since, between = self._rota.since, method.neighbourhood_every
+        self._average(self._top, self._rota.due(self._period))
+        if between is not None and since % between == 0:
             self._average(self._neighbourhood)
         elif since % method.household_every == 0:
             self._average(self._household)
@@ -325,7 +333,7 @@ class _LocalSGDStrategy(ShardingStrategy):
             if self._method.average_at_epoch_end:
                 yield
                 return
-            differing = setup.trained.ever() if self._agreed < self._top else ()
+            differing = setup.trained.ever() if min(self._agreed) < self._top else ()
             service, copies = setup.communicator.service, self.copies
             with averaged_over_ranks(service, setup.model, parameters=differing, copies=copies):
                 yield
@@ -337,10 +345,10 @@ class _LocalSGDStrategy(ShardingStrategy):
 
     def synchronise(self) -> None:
         self._average(self._top)
-        self._since_world = 0
+        self._rota.meet()
 
     def metrics(self) -> dict[str, float]:
-        found = {"world_every": float(self._used), "synchronisations": float(self._synchronisations)}
+        found = {"world_every": float(self._used), "synchronisations": self._averages / self._rota.count}
         method = self._method
         # The equation holds for households of equal size that synchronise at each step.
         even = len({len(ranks) for ranks in self._households}) == 1
@@ -357,30 +365,34 @@ class _LocalSGDStrategy(ShardingStrategy):
         return {
             "period": self._period,
             "first_loss": self._first_loss,
-            "since_world": self._since_world,
+            "since_world": self._rota.since,
+            "averaged_since": self._rota.sent,
             "agreed": self._agreed,
             "local_steps": self._local_steps,
-            "synchronisations": self._synchronisations,
+            "synchronisations": self._averages,
             "world_every": self._used,
-            **({} if self._base is None else {"base": self._base.state()}),
+            "bases": [base.state() for base in self._bases],
         }
 
     def load(self, state: State) -> None:
         self._period, self._first_loss = state["period"], state["first_loss"]
-        self._since_world, self._agreed = state["since_world"], state["agreed"]
-        self._local_steps, self._synchronisations = state["local_steps"], state["synchronisations"]
+        self._local_steps, self._averages = state["local_steps"], state["synchronisations"]
         self._used = state["world_every"]
-        if "base" in state:
-            self._base = self._new_base()
-            if self._base is None or not self._base.load(state["base"]):
-                raise ValueError(
-                    "The saved state is of LocalSGD on another model. Start with an empty checkpoint directory."
-                )
+        # Checkpoints of earlier versions have one fragment, and a base with an outer optimizer alone.
+        self._rota.since, self._rota.sent = state["since_world"], state.get("averaged_since", 0)
+        agreed = state["agreed"]
+        self._agreed = agreed if isinstance(agreed, list) else [agreed] * self._rota.count
+        bases = state.get("bases", [state["base"]] if "base" in state else [])
+        self._bases = self._new_bases() if bases else []
+        if len(bases) != len(self._bases) or not all(map(CommonBase.load, self._bases, bases)):
+            raise ValueError(
+                "The saved state is of LocalSGD on another model. Start with an empty checkpoint directory."
+            )
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         # The number of a level depends on the nodes, which may be others now.
-        state = {name: value for name, value in states[0].items() if name != "base"}
-        return {**state, "agreed": self._top, "since_world": 0}
+        state = {name: value for name, value in states[0].items() if name not in ("base", "bases")}
+        return {**state, "agreed": self._top, "since_world": 0, "averaged_since": 0}
 
     def close(self) -> None:
         super().close()
@@ -396,40 +408,48 @@ class _LocalSGDStrategy(ShardingStrategy):
         return self._household if self._method.household_every == 1 else 0
 
     @torch.no_grad()
-    def _new_base(self) -> CommonBase | None:
-        """Base of differences, if these are sent; ranks have the same parameters now, or load it."""
+    def _new_bases(self) -> list[CommonBase]:
+        """Bases of differences, if these are sent; ranks have the same parameters now, or load them."""
         method, leaders = self._method, self._levels[self._top].leaders
         if method.outer_optimizer is None and method.wire_dtype is None:
-            return None
-        return CommonBase(
-            local_parts(self._setup.trained.ever()),
+            return []
+        make = partial(
+            CommonBase,
             bucket_bytes=BUCKET_BYTES,
             senders=len(self._levels[self._top - 1].ranks),
             place=leaders.rank if leaders.size > 1 else None,
             wire_dtype=WIRE_DTYPES[method.wire_dtype],
             outer_optimizer=method.outer_optimizer,
         )
+        return [make(fragment) for fragment in self._fragments()]
+
+    def _fragments(self) -> list[Tensors]:
+        return fragments_of(local_parts(self._setup.trained.ever()), self._rota.count)
 
     @torch.no_grad()
-    def _average(self, target: int) -> None:
-        """Average parameters inside the parts of the level ``target``."""
-        if self._agreed >= target:
-            return
-        if self._base is not None and target == self._top:
-            for index in range(len(self._base.wire)):
-                quantised = self._base.quantised[index] if self._base.quantised else None
-                self._average_flat(self._base.pack(index), target, quantised)
-                self._base.merge(index, 1, weight=1.0, steps_outer=True)
-        else:
-            for bucket in each_bucket(local_parts(self._setup.trained.ever())):
-                self._average_flat(bucket.pack(bucket.tensors), target)
-                bucket.unpack(bucket.tensors)
-        self._agreed = target
-        self._synchronisations += target == self._top
+    def _average(self, target: int, numbers: Iterable[int] | None = None) -> None:
+        """Average parameters, or the fragments with these ``numbers``, inside the parts of the level ``target``."""
+        among = range(self._rota.count) if numbers is None else numbers
+        for number in [number for number in among if self._agreed[number] < target]:
+            agreed = self._agreed[number]
+            if self._bases and target == self._top:
+                base = self._bases[number]
+                for index in range(len(base.wire)):
+                    quantised = base.quantised[index] if base.quantised else None
+                    self._average_flat(base.pack(index), agreed, target, quantised)
+                    base.merge(index, 1, weight=1.0, steps_outer=True)
+            else:
+                for bucket in each_bucket(self._fragments()[number]):
+                    self._average_flat(bucket.pack(bucket.tensors), agreed, target)
+                    bucket.unpack(bucket.tensors)
+            self._agreed[number] = target
+            self._averages += target == self._top
 
-    def _average_flat(self, flat: Tensor, target: int, quantised: QuantisedSum | None = None) -> None:
-        """Average ``flat`` from level to level; ``quantised`` sums it up in the last."""
-        for upper in range(self._agreed + 1, target + 1):
+    def _average_flat(
+        self, flat: Tensor, agreed: int, target: int, quantised: QuantisedSum | None = None
+    ) -> None:
+        """Average ``flat`` from level to level above ``agreed``; ``quantised`` sums it up in the last."""
+        for upper in range(agreed + 1, target + 1):
             level = self._levels[upper]
             # Parts of different sizes count by their numbers of ranks.
             flat.mul_(level.share)
