@@ -27,6 +27,7 @@ from trainers.methods.strategy import DataRanks, Method, Setup, Strategy
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.ftrl import Ftrl
 from trainers.optim.large_batch import lamb, lars, linear_scaling
+from trainers.optim.muon import muon
 from trainers.optim.schedules import (
     Constant,
     Cosine,
@@ -83,6 +84,7 @@ __all__ = [
     "load_state",
     "load_trained",
     "merged",
+    "muon",
     "save_model",
     "train",
     "whole",

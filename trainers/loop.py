@@ -29,6 +29,7 @@ from trainers.methods.strategy import Method
 from trainers.modes import warn_of_evaluation_mode
 from trainers.optim.composite import Composite
 from trainers.optim.early_stopping import EarlyStopping
+from trainers.optim.muon import MuonAndOthers
 from trainers.optim.parameter_groups import GroupSettings, grouped, refuse_unknown_settings
 from trainers.optim.schedules import Constant, Schedule
 from trainers.precision import autocast, matrix_products, without_autocast
@@ -44,6 +45,9 @@ from trainers.run.position import Metrics, Result, StepMetrics
 from trainers.run.settings import TrainSettings
 from trainers.run.training_run import TrainingRun
 
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer | Sequence[Optimizer]] | MuonAndOthers
+"""Function that makes the optimizers of parameters."""
+
 
 def train(
     model: nn.Module,
@@ -52,7 +56,7 @@ def train(
     *,
     loss: Loss | None = None,
     step: Step | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer | Sequence[Optimizer]],
+    optimizer: MakeOptimizer,
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int,
@@ -111,7 +115,7 @@ def train(
             get. In evaluation it is called without gradients, and "validation_loss" is then the mean of its losses over
             samples. None: "loss" is ``loss`` of the model's outputs.
         optimizer (callable): function of the parameters that require a gradient; it returns a torch optimizer, or a
-            list of optimizers of different parameters; see ``parameter_groups``.
+            list of optimizers of different parameters; see ``parameter_groups``. Or ``trainers.muon(…)``.
         epochs (int, from 1; default None): the run's length in passes over the training set.
         steps (int, from 1; default None): its length in optimizer steps, in place of ``epochs``.
         batch_size (int, from 1): samples per rank and backward pass.
@@ -249,7 +253,7 @@ def train(
 
 
 def _made(
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer | Sequence[Optimizer]],
+    optimizer: MakeOptimizer,
     model: nn.Module,
     groups_of: GroupSettings | None,
 ) -> Optimizer:
@@ -258,7 +262,7 @@ def _made(
         groups: Any = [parameter for parameter in model.parameters() if parameter.requires_grad]
     else:
         groups = grouped(model, groups_of)
-    found: Any = optimizer(groups)
+    found: Any = optimizer(groups, model) if isinstance(optimizer, MuonAndOthers) else optimizer(groups)
     parts: Sequence[Optimizer] = found if isinstance(found, (list, tuple)) and found else [found]
     for part in parts:
         check_optimizer(part)

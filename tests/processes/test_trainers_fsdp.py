@@ -33,6 +33,7 @@ from sharded import (
 )
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 import trainers
 
@@ -54,6 +55,25 @@ def test_training_in_parts_equals_one_rank(
     ranks: int, method: trainers.FSDP, options: dict[str, Any]
 ) -> None:
     assert_as_one_rank(ranks, method, options)
+
+
+def trained_by_muon(rank: int, method: Any) -> dict[str, torch.Tensor]:
+    # In float64, as the iteration in bfloat16 may round what differs in float32 to other numbers.
+    net, data = Net().double(), TensorDataset(samples(96).tensors[0].double(), samples(96).tensors[1])
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    trainers.train(
+        net, data, loss=cross_entropy, optimizer=trainers.muon(lr=0.02, others=partial(torch.optim.AdamW, lr=1e-2)),
+        epochs=2, batch_size=16 * getattr(method, "tensor", 1) // ranks, method=method,
+    )  # fmt: skip
+    return state_of(net)
+
+
+@pytest.mark.parametrize(("ranks", "method"), cases([(2, FSDP)], nightly=[(4, HSDP), (4, TENSOR)]))
+def test_muon_orthogonalises_whole_matrices(ranks: int, method: trainers.FSDP) -> None:
+    expected = trained_by_muon(0, None)
+    for found in run_ranks(ranks, trained_by_muon, method):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
 @dataclass(frozen=True)
