@@ -21,7 +21,7 @@ Groups = list[nn.Parameter] | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class MuonAndOthers:
-    """What ``muon`` returns, for ``optimizer=`` of ``train``, which calls it with the model, too."""
+    """Result of ``muon``, for ``optimizer=`` of ``train``, which calls it with the model, too."""
 
     settings: Mapping[str, object]
     others: Callable[[Any], Optimizer]
@@ -97,7 +97,7 @@ def _chosen(groups: Groups, wanted: Callable[[nn.Parameter], bool]) -> Iterator[
 
 
 class Muon(_TORCH_MUON or Optimizer):  # type: ignore[misc]
-    """torch.optim.Muon for matrices of which each rank has a part: it orthogonalises whole ones, as torch's own
+    """torch.optim.Muon for matrices of which each rank has a part: it orthogonalises whole matrices, as torch's own
     iteration of parts in bfloat16 differs by one per cent.
 
     Ranks must step at the same time. Each holds one whole matrix at a time.
