@@ -133,6 +133,8 @@ MUTANTS = (
         "processes/test_trainers_local_sgd.py",
     ),
     Mutant("trainers", "self.sync_every = self.sync_every // 2", "pass", "processes/test_trainers_daso.py"),
+    Mutant("trainers", "sums.add_(self._residual_of_sums)", "pass", "fast/test_trainers_quantisation.py"),
+    Mutant("trainers", "(self.sent + 1) * every // self.count", "every", "fast/test_trainers_cuts.py"),
     Mutant(
         "trainers",
         "self.bad_epochs < method.plateau_patience",

@@ -23,6 +23,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,11 +46,19 @@ POINTS = {"daso": 1.0, "ab": 1.0, "oialr": 1.5}
 """How far below DDP's a method's accuracy may be."""
 
 
+DILOCO: dict[str, Any] = {
+    "sync_every": 8,
+    "wire_dtype": "int8",
+    "outer_optimizer": partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True),
+}
+
 METHODS: dict[str, Callable[[], trainers.Method]] = {
     "ddp": trainers.DDP,
     "ddp bf16": lambda: trainers.DDP(compression="bf16"),
     "powersgd": lambda: trainers.DDP(compression="powersgd"),
     "daso": trainers.DASO,
+    "diloco int8": lambda: trainers.DASO(**DILOCO),
+    "diloco int8 alone": lambda: trainers.DASO(warmup_epochs=0, cooldown_epochs=0, adaptive=False, **DILOCO),
     "local sgd": lambda: trainers.LocalSGD(start=0.25),
     "ab": trainers.AB,
     "ab A.7": lambda: trainers.AB(

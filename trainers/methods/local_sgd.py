@@ -114,12 +114,10 @@ class LocalSGD(Method):
             the nodes then, with ``household_every=1`` and no neighbourhoods. Not below OIALR, and not in ``wrap``.
             None: each rank has all.
         wire_dtype (str; default None): form of numbers in the averages over all ranks: "bf16", "fp32", "int8" or
-            "int4" of the differences to the last such average, see ``DASO``. The last two forms are those of messages
-            between households, or nodes of whole households; inside them it is the parameters' own type. None: the
-            parameters themselves, in their own type.
+            "int4", of differences to the last such average, see ``DASO``. With the last two, sums inside households,
+            and inside nodes of whole households, are in the parameters' own type. None: parameters, in that type.
         fragments (int, 1 to ``world_every``; default 1): equal parts of the parameters that are averaged over all ranks
-            in turn, so that no step sends more than one, see ``DASO``; at an epoch's end all, or in the last step
-            without ``average_at_epoch_end``.
+            in turn, see ``DASO``, and all at an epoch's end, or without ``average_at_epoch_end`` at the run's.
         outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
             ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the last average
             over all ranks by the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), instead of
@@ -235,9 +233,11 @@ class _LocalSGDStrategy(ShardingStrategy):
         """Whether ranks train apart from ``start`` on."""
         self._bases: list[CommonBase] = []
         """Last average over all ranks of each fragment, from the first local step on, if differences to it are sent."""
-        if not self._apart:
-            warn_of_unused_outer(method, communicator)
         setup.trained.exchanged()
+        if self._apart:
+            self._fragments()  # refuses parameters that it cannot cut
+        else:
+            warn_of_unused_outer(method, communicator)
 
     @property
     def evaluates_alike(self) -> bool:
@@ -424,6 +424,7 @@ class _LocalSGDStrategy(ShardingStrategy):
         return [make(fragment) for fragment in self._fragments()]
 
     def _fragments(self) -> list[Tensors]:
+        """Parts of the parameters; ValueError if a parameter cannot be cut."""
         return fragments_of(local_parts(self._setup.trained.ever()), self._rota.count)
 
     @torch.no_grad()
