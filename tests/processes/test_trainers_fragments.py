@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import diloco
-import pytest
 import torch
-from cases import cases
 from gloo import run_ranks
 from models import (
     STEPS_PER_EPOCH,
@@ -22,12 +19,9 @@ from models import (
     flat,
     labelled,
     network,
-    noisy_model,
     train,
 )
-from resuming import assert_same_in_pieces
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import trainers
 from trainers.communication.channel import Channel
@@ -154,29 +148,3 @@ def adapted(rank: int, settings: dict[str, Any]) -> tuple[list[float], list[dict
     net = model()
     result = train(net, trainers.DASO(**settings), ranks=2, per_node=1, epochs=5, optimizer=adamw)
     return flat(net).tolist(), result.history
-
-
-def in_pieces(rank: int, method: trainers.Method, directory: str) -> None:
-    """Interrupted at each step of two periods, of an epoch of five."""
-    keywords: dict[str, Any] = {"loss": cross_entropy, "optimizer": adamw, "epochs": 2, "batch_size": 2}
-    topology = trainers.Topology(ranks_per_node=2)
-    run = partial(trainers.train, train_set=labelled(40), topology=topology, method=method, **keywords)
-    assert_same_in_pieces(run, noisy_model, directory, (1,) * 8)
-
-
-@pytest.mark.parametrize(
-    "method",
-    cases(
-        [
-            trainers.DASO(sync_every=4, sync_delay=2, fragments=3, wire_dtype="int4", **SHORT, **OUTER),
-            trainers.LocalSGD(world_every=4, fragments=2, households=1, average_at_epoch_end=False),
-        ],
-        nightly=[
-            trainers.DASO(sync_every=3, sync_delay=3, fragments=2, shard="node", **SHORT),
-            trainers.LocalSGD(world_every=4, fragments=4, start=2, wire_dtype="int8", **OUTER),
-            trainers.OIALR(delay=3, update_every=2, synchronisation=trainers.DASO(fragments=2, **SHORT)),
-        ],
-    ),
-)
-def test_interrupted_at_each_step_it_goes_on_bit_for_bit(method: trainers.Method, tmp_path: Path) -> None:
-    run_ranks(4, in_pieces, method, str(tmp_path))

@@ -1,4 +1,4 @@
-"""DASO and LocalSGD that send differences in eight or four bits."""
+"""DASO and LocalSGD that send differences in eight or four bits, and checkpoints of these and of fragments."""
 
 from __future__ import annotations
 
@@ -136,13 +136,20 @@ def in_pieces(rank: int, method: trainers.Method, directory: str) -> None:
     "method",
     cases(
         [
-            trainers.DASO(sync_every=3, sync_delay=3, bucket_bytes=64, wire_dtype="int4", **SHORT),
-            trainers.LocalSGD(world_every=3, wire_dtype="int8", average_at_epoch_end=False),
+            trainers.DASO(
+                sync_every=4, sync_delay=3, bucket_bytes=64, fragments=3, wire_dtype="int4", **SHORT
+            ),
+            trainers.LocalSGD(world_every=4, fragments=2, wire_dtype="int8", average_at_epoch_end=False),
         ],
         nightly=[
-            trainers.DASO(sync_every=4, sync_delay=2, shard="node", wire_dtype="int8", **SHORT, **OUTER),
-            trainers.LocalSGD(world_every=3, households=1, start=2, wire_dtype="bf16"),
+            trainers.DASO(sync_every=3, sync_delay=3, wire_dtype="int8", **SHORT, **OUTER),
+            trainers.DASO(
+                sync_every=4, sync_delay=2, fragments=2, shard="node", wire_dtype="int8", **SHORT, **OUTER
+            ),
+            trainers.LocalSGD(world_every=4, fragments=4, households=1, start=2, wire_dtype="bf16"),
+            trainers.LocalSGD(world_every=4, fragments=2, households=1, average_at_epoch_end=False),
             trainers.LocalSGD(world_every=3, shard="node", wire_dtype="int4", **OUTER),
+            trainers.OIALR(delay=3, update_every=2, synchronisation=trainers.DASO(fragments=2, **SHORT)),
         ],
     ),
 )
