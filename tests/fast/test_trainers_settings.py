@@ -30,6 +30,7 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any]]] = [
     (DASO, {"plateau_threshold": 1.0}),
     (DASO, {"bucket_bytes": 0}),
     (DASO, {"wire_dtype": "int2"}),
+    (DASO, {"wire_dtype": ["int8"]}),
     (LocalSGD, {"wire_dtype": "fp16"}),
     (DASO, {"fragments": 0}),
     (DASO, {"fragments": 5}),

@@ -67,8 +67,8 @@ class DASO(Method):
             stalls; if B is 1 already, both return to their settings. The count of epochs then starts at 0.
         wire_dtype (str; default "bf16"): form of numbers in messages: "bf16", "fp32", or None, the parameters' own
             type; or "int8" or "int4", integers times a scale for every 64 of them, with error feedback: what rounding
-            leaves out is added to the next differences (DoubleSqueeze, Tang et al. 2019, arXiv 1905.05957). This starts
-            again from 0 where other parameters are trained.
+            leaves out is added to the next differences (DoubleSqueeze, Tang et al. 2019, arXiv 1905.05957), and takes
+            10 bytes more of memory a parameter. It starts again from 0 where other parameters are trained.
         plateau_patience (int, from 1; default 2): cycling epochs in a row without a loss below the best by more than
             ``plateau_threshold`` after which the loss has stalled, by default as in the published implementation.
         plateau_threshold (float, 0 to below 1; default 0.05): fraction of the best loss, by default as in the published
@@ -121,7 +121,7 @@ class DASO(Method):
             # One synchronisation is under way at a time.
             ("sync_delay sync_every", self.sync_delay <= self.sync_every, "at most sync_every"),
             ("fragments sync_every", self.fragments <= self.sync_every, "at most sync_every"),
-            ("wire_dtype", self.wire_dtype in WIRE_DTYPES, WIRE_RULE),
+            ("wire_dtype", self.wire_dtype in [*WIRE_DTYPES], WIRE_RULE),
             ("shard", self.shard in (None, "node"), '"node" or None'),
         )
         check_bounds(self, plateau_threshold="at least 0 and below 1")

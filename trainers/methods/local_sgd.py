@@ -153,7 +153,7 @@ class LocalSGD(Method):
         check_steps("LocalSGD", "start", self.start)
         check_rules(
             self,
-            ("wire_dtype", self.wire_dtype in WIRE_DTYPES, WIRE_RULE),
+            ("wire_dtype", self.wire_dtype in [*WIRE_DTYPES], WIRE_RULE),
             ("fragments world_every", self.fragments <= self.world_every, "at most world_every"),
             (
                 "neighbourhood_every neighbourhoods",
