@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from individuals import make_job
 from populations import population_of
 from refusals import refused
@@ -182,8 +183,17 @@ def test_what_breaks_a_limit_loses_its_checkpoint_once_no_lineage_needs_it() -> 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("objectives", [None, {"f": "minimize", "g": "minimize"}], ids=["one", "two"])
-@pytest.mark.parametrize("kind", ["default", "evolution", "tpe", "gp"])
+TWO = {"f": "minimize", "g": "minimize"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "objectives"),
+    cases(
+        [("default", TWO), ("evolution", None), ("tpe", TWO), ("gp", None)],
+        nightly=[("default", None), ("evolution", TWO), ("tpe", None), ("gp", TWO)],
+    ),
+    ids=str,
+)
 def test_the_search_learns_where_limits_are_kept(kind: str, objectives: dict[str, str] | None) -> None:
     if kind in ("tpe", "gp"):
         pytest.importorskip("optuna")

@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import refusals
+from cases import cases
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import PartialFixedSampler, RandomSampler
 from optuna.testing.pytest_samplers import (
@@ -138,7 +139,7 @@ def test_failed_pruned_and_infeasible_trials_guide_away():
     assert study.best_value < -1.27
 
 
-@pytest.mark.parametrize("ways", [["minimize"], ["minimize", "maximize"]])
+@pytest.mark.parametrize("ways", cases([["minimize", "maximize"]], nightly=[["minimize"]]))
 def test_constraints_are_kept_even_where_chance_rarely_finds_them_kept(ways):
     def objective(trial: Any) -> Any:
         x, y = trial.suggest_float("x", 0, 6), trial.suggest_float("y", 0, 6)

@@ -359,7 +359,7 @@ def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_c
 
 def test_promoted_ones_go_on_where_they_paused() -> None:
     promoted, finished = Counter[str](), Counter[str]()
-    for seed in range(30):
+    for seed in range(20):
         simulation, _ = pruned_campaign(seed)
         simulation.run()
         for record in records_of(simulation):

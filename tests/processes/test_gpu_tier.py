@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import nightly
 from places import JOBS, ROOT, TESTS
 from programs import called
 
@@ -15,6 +16,7 @@ sys.path.append(str(TESTS / "gpu"))
 from gpu_results import Results
 
 
+@nightly
 def test_its_modules_can_be_imported() -> None:
     modules = ", ".join(["gpu_tasks", *(path.stem for path in (TESTS / "gpu").glob("test_*.py"))])
     line = f"import sys; sys.path[:0] = ['tests', 'tests/gpu']; import {modules}"
@@ -37,6 +39,7 @@ def note(file: str, number: int) -> None:
         results.write(found=found)
 
 
+@nightly
 def test_runs_side_by_side_leave_all_that_they_found(tmp_path: Path) -> None:
     file = tmp_path / "runs" / "gpu.json"
     context = multiprocessing.get_context("spawn")
@@ -49,6 +52,7 @@ def test_runs_side_by_side_leave_all_that_they_found(tmp_path: Path) -> None:
     assert sorted((run["command"], run["found"]) for run in runs) == [("0", 19), ("1", 19), ("2", 19)]
 
 
+@nightly
 @pytest.mark.parametrize("kind", ["worker", "run"])
 def test_groups_are_formed_and_left_in_turn(kind: str) -> None:
     done = called(sys.executable, "tests/gpu/groups_in_turn.py", kind, "cpu", 5, cwd=ROOT)

@@ -57,6 +57,7 @@ def pretend(folder: Path, **versions: str) -> Path:
     return folder
 
 
+@nightly
 def test_the_torch_of_the_system_stays_and_is_seen(repository: Path) -> None:
     done = set_up(repository, "--system-torch", path=(SITE,))
     assert done.returncode == 0, done.stderr

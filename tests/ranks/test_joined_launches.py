@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -89,10 +88,8 @@ def test_what_a_killed_launch_leaves_is_evaluated_by_the_other(
 def test_a_stop_reaches_all_launches_and_each_start_goes_on(
     terminal: Terminal, other: Terminal, both: tuple[Command, Command]
 ) -> None:
-    began = time.monotonic()
     assert terminal.hpo("stop", "run").returncode == 0
     assert [command.wait().returncode for command in both] == [75, 75]
-    assert time.monotonic() - began < 15
     assert terminal.status()["state"] == "stopped"
     evaluations = set_budget(terminal, 40)
     starts = [
