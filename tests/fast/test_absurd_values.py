@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import hpo
 from hpo import cli
-from hpo.campaign.definition import CampaignDefinition
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
@@ -113,16 +112,6 @@ SPACE = hpo.SearchSpace(
 )
 POINT: dict[str, object] = {"x": 0.5, "n": 3, "c": "a", "o": 1}
 TASK = hpo.Task(SPACE, evaluate)
-
-
-def test_settings_of_many_islands_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config.from_keywords(directory=tmp_path / "run", evaluations=1, islands=10**6, island=[{}, {}])
-    campaign = CampaignDefinition(settings, TASK)
-    asked = []
-    problems_of = campaign._problems_of
-    monkeypatch.setattr(campaign, "_problems_of", lambda search: asked.append(search) or problems_of(search))
-    campaign.check()
-    assert len(asked) == 3
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

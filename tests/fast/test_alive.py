@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from individuals import make_finished, make_started
-from living import at_work, closed, elsewhere, joined, plan_of, reader, stamp
+from living import at_work, closed, elsewhere, joined, reader, stamp
 
 import hpo
 from hpo.campaign.definition import CampaignDefinition, StartingPoints
@@ -31,11 +31,9 @@ from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.records import encode
 from hpo.ledger import alive
 from hpo.ledger.alive import STALE_S, OtherLaunches, alive_path, last_refresh, living
-from hpo.ledger.entries import Limits
 from hpo.ledger.joining import Newcomer, beside
 from hpo.ledger.journals import journal_files
 from hpo.ledger.opening import state_of
-from hpo.ledger.participation import join
 from hpo.task.code_version import CodeVersion
 
 
@@ -208,14 +206,6 @@ def test_a_second_launch_is_refused_until_the_first_is_dead(tmp_path: Path) -> N
         assert not living(tmp_path), "a zombie is dead too"
     state, at_work = beside(tmp_path, reader(tmp_path), Newcomer())
     assert state.open.keys() == {1} and not at_work
-
-
-def test_a_later_process_with_the_same_number_is_another(tmp_path: Path) -> None:
-    sign = at_work(tmp_path)
-    assert sign.holder.process_started is not None and living(tmp_path)
-    other = msgspec.structs.replace(sign.holder, process_started=sign.holder.process_started - 1)
-    sign.path.write_bytes(msgspec.json.encode(other))
-    assert not living(tmp_path) and not beside(tmp_path, reader(tmp_path), Newcomer())[1]
 
 
 def test_of_many_that_begin_at_once_one_joins(tmp_path: Path) -> None:
@@ -454,14 +444,6 @@ def test_a_supervisor_starts_again_beside_a_launch_that_has_joined_on_its_host(t
     assert beside(tmp_path, reader(tmp_path), Newcomer(supervisor="one"))[1] == {2: other.holder}
     with pytest.raises(CampaignError, match="in use by"):
         beside(tmp_path, reader(tmp_path), Newcomer(supervisor="two"))
-
-
-def test_a_launch_that_has_joined_meanwhile_is_looked_at_first(tmp_path: Path) -> None:
-    ledger = joined(tmp_path).ledger
-    facts: dict[str, Any] = {"layout": lambda first: plan_of(1), "in_file": Limits(evaluations=8)}
-    assert join(ledger, pytest.fail, Newcomer(), among=[], **facts) is None and ledger.state.launches == 1
-    made = join(ledger, pytest.fail, Newcomer(), among=[1], **facts)
-    assert made is not None and made.number == 2
 
 
 def test_launches_that_join_at_the_same_moment_do_not_close_each_other(

@@ -175,12 +175,6 @@ def augmented(name: str | Augmentation, seed: int = 0) -> Augmented:
     return Augmented(images, mean=mean, deviation=deviation, augmentation=how, seed=seed)
 
 
-def test_without_augmentation_an_image_is_only_normalised() -> None:
-    image, target = augmented("none")[3]
-    assert torch.equal(image, (pixels_of(3).float() - 120) / 60)
-    assert target == 3
-
-
 @pytest.mark.parametrize("name", ["crop-flip", "rand-augment"])
 def test_images_depend_on_seed_epoch_and_sample_alone(name: str) -> None:
     one, other = augmented(name), augmented(name)

@@ -22,7 +22,6 @@ from hpo.evaluation.cores import (
     described,
     evaluator_share,
     may_use,
-    read_list,
     running_on,
 )
 from hpo.islands.resume.start import surroundings
@@ -149,7 +148,6 @@ def test_more_threads_than_a_share_has_are_not_squeezed_into_it(wanted: str, cpu
 # --- reading a host --------------------------------------------------------------------------------------------------
 
 
-EIGHT = frozenset(range(8))
 BUS_IDS = ("0000:17:00.0", "0000:3D:00.0", "0000:97:00.0", "0000:BD:00.0")
 
 
@@ -239,12 +237,6 @@ def test_in_a_container_without_the_driver_s_folder_gpus_are_those_of_the_bus(
     assert seen(root, **environment).gpu_nodes == nodes
 
 
-def test_gpus_without_a_node_are_without_a_home(root: Path) -> None:
-    write(root, {f"sys/bus/pci/devices/{bus_id.lower()}/numa_node": "-1" for bus_id in BUS_IDS})
-    assert seen(root).gpu_nodes == (None,) * 4
-    assert dealt(seen(root), 4) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-
-
 CGROUP, MAX, V1 = "proc/self/cgroup", "sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu"
 
 
@@ -304,19 +296,6 @@ def test_threads_of_all_evaluators_fit_into_the_quota(root: Path) -> None:
 def test_slow_cores_are_nobody_s_share(root: Path) -> None:
     write(root, {"sys/devices/cpu_atom/cpus": "2-3"})
     assert share(seen(root), 2) == [Share(frozenset(range(8)), 4)] * 2
-
-
-def test_where_nothing_can_be_read_each_cpu_is_a_core(tmp_path: Path) -> None:
-    host = seen(tmp_path)
-    assert host == HostCores(cores=tuple(Core((cpu,), 0) for cpu in range(8)), total=8)
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("0-3,8\n", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("a-b", set()), ("1,,2", set())],
-)
-def test_lists_of_linux_are_read(text: str, numbers: set[int]) -> None:
-    assert read_list(text) == numbers
 
 
 def test_only_what_is_started_inside_is_bound() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import journals
@@ -15,7 +14,7 @@ from hpo.errors import LaunchClosed
 from hpo.individual import COMPLETED
 from hpo.journal.commands import Enqueue, Pause, Retry, Set, Stop, Unpause
 from hpo.journal.files import journal_part, journal_path
-from hpo.ledger.entries import Closed, Joined, Limits
+from hpo.ledger.entries import Limits
 from hpo.ledger.journals import excluded_journals, journal_files
 from hpo.ledger.opening import open_ledger, state_of
 from hpo.results.record import load
@@ -130,32 +129,6 @@ def test_a_failure_that_was_retried_and_completed_is_not_retried_once_more(tmp_p
     assert closed.final == 1 and closed.pool == ("0-0-1",), "it failed again before the second"
 
 
-def test_lengths_of_many_parts_and_launches_give_what_was_written_when_each_was_closed(
-    tmp_path: Path,
-) -> None:
-    rng = random.Random(0)
-    home = journals.campaign(tmp_path)
-    expected: set[str] = set()
-    for number in range(1, 8):
-        launch = joined(home, workers=3, evaluations=500)
-        launch.close_others("died")
-        launch.draw()
-        for worker in range(launch.first_worker, launch.first_worker + 3):
-            for part in range(rng.randint(0, 3)):
-                names = [f"0-{worker}-{10 * part + one}" for one in range(rng.randint(0, 4))]
-                path = journal_part(journal_path(home, launch=number, island=0, worker=worker), part)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(journals.line(journals.header(number, worker)))
-                append(path, *(journals.finished(one, 0.5) for one in names))
-                expected.update(names)
-    last = joined(home, workers=3, evaluations=500)
-    last.close_others("died")
-    for path in home.glob("launches/*/journal/*"):
-        append(path, journals.finished("0-999-9", 0.5))
-    assert {one.id for one in load(home).individuals} == expected
-    assert last.state.final == len(expected)
-
-
 # --- campaigns without a ledger ---------------------------------------------------------------------------------------
 
 
@@ -245,15 +218,6 @@ def test_what_was_left_out_of_damaged_journals_is_evaluated_by_the_next_launch(t
     (home / "damaged" / f"{journal.path.name}.damaged-1").unlink()
     (finding,) = check(home).damaged
     assert "bytes that counted are gone" in finding.text
-
-
-def test_a_closed_entry_of_a_person_counts_as_any(tmp_path: Path) -> None:
-    home = journals.campaign(tmp_path)
-    launch = joined(home, 2)
-    ledger = open_ledger(home)
-    ledger.append(lambda state: Closed(launch=launch.number, by=0, reason="hpo close"))
-    ledger.append(lambda state: Joined(launch=2, workers=1, first_worker=2))
-    assert [*state_of(home).open] == [2]
 
 
 def test_commands_given_before_a_launch_hold_for_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, LaunchRules
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
+from hpo.islands.end_reasons import DEADLINE, STOPPED
 from hpo.islands.messages import Claim, Message, Want, decode
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished
@@ -70,12 +70,6 @@ def test_what_saves_itself_is_begun_to_the_last() -> None:
     assert max(when for when, _ in simulation.evaluations) > 86
 
 
-def test_nothing_is_held_back_while_little_is_known() -> None:
-    """After 40 s eight are known; the deadline is before that."""
-    simulation = simulate(seconds=40, deadline=30)
-    assert simulation.started == 8
-
-
 def test_what_the_launch_before_took_counts_but_where_no_launch_is_long_enough() -> None:
     """Eight have completed in the grace after the deadline; that they took longer than a launch holds back nothing in
     the next, which would never get any further."""
@@ -90,13 +84,6 @@ def test_what_the_launch_before_took_counts_but_where_no_launch_is_long_enough()
     assert simulate(seconds=40, deadline=30, earlier=earlier).started == 8
     assert simulate(seconds=40, deadline=60, earlier=earlier).started == 8
     assert simulate(seconds=40, deadline=60).started > 8, "nothing is known when the first have ended"
-
-
-def test_a_budget_that_ends_before_the_deadline_is_done() -> None:
-    simulation = simulate(seconds=10, deadline=95, evaluations=60)
-    assert simulation.coordinator.end is not None
-    assert simulation.coordinator.end.reason == DONE
-    assert len(statuses(simulation)) == 60
 
 
 def test_a_job_that_ends_without_a_warning_stops_a_grace_before_its_end() -> None:

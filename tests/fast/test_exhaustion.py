@@ -29,7 +29,7 @@ from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator import unseen
 from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
-from hpo.islands.end_reasons import DONE, EXHAUSTED, LOST, STOPPED
+from hpo.islands.end_reasons import DONE, EXHAUSTED, LOST
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Drain
 from hpo.journal.records import Finished, Migrated, Record
@@ -124,18 +124,6 @@ def test_a_claim_in_vain_looks_at_a_piece_of_the_space_whatever_the_constraints_
         assert rest.next(taken, lambda key: not taken.add(key)) is None
 
 
-def test_only_the_time_of_drawing_uses_up_the_patience_with_constraints() -> None:
-    rest, drawn = UnseenConfigurations(), unseen._PATIENCE_S / 2
-    rest.next(set(), bool, leader=0, refused=1)
-    rest.next(set(), bool, leader=1, refused=1, drawn_s=drawn)
-    rest.next(set(), bool, leader=0, refused=1, drawn_s=drawn)
-    assert not rest.exhausted
-    rest.bred_a_new_one()
-    for exhausted in (False, True):
-        rest.next(set(), bool, leader=1, refused=1, drawn_s=drawn)
-        assert rest.exhausted is exhausted
-
-
 @pytest.mark.parametrize("share, completed, reason", [(5e-5, 4, "done"), (1e-15, 1, "refused")])
 def test_rare_configurations_are_found_and_a_search_in_vain_does_not_look_complete(
     share: float, completed: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,18 +147,6 @@ def test_rare_configurations_are_found_and_a_search_in_vain_does_not_look_comple
     assert record.ended == (reason, campaign.exit_code) == (reason, int(reason == "refused"))
 
 
-@pytest.mark.parametrize("case", range(3))
-def test_when_all_islands_have_used_up_their_parts_it_ends_as_exhausted(case: int) -> None:
-    parts: list[dict[str, list[Any]]] = [{"a": [0, 1], "b": [0]}, {"a": [1, 2, 3]}, {"b": [5], "a": [7]}]
-    simulation = simulate(case, FINITE, parts, evaluations=40)
-    simulation.run()
-    ends = finished(simulation)
-    check_parts(ends, FINITE, parts)
-    assert len(ends) == 20  # (0, 0) and (1, 0), three times six with (1, 0) again, and (7, 5)
-    assert simulation.coordinator.end is not None
-    assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (EXHAUSTED, 0)
-
-
 def test_what_is_left_to_islands_without_workers_is_for_the_next_launch() -> None:
     parts: list[dict[str, list[Any]]] = [{"kind": ["a"]}, {"kind": ["b"]}]
     simulation = simulate(3, MIXED, parts, evaluations=30, workers=3)  # ranks 0 and 1, and rank 2
@@ -186,17 +162,6 @@ def test_what_is_left_to_islands_without_workers_is_for_the_next_launch() -> Non
     check_parts([one for one in ends if one.operator != "retry"], MIXED, parts)
     assert len(ends) == 30
     assert second.coordinator.end is not None and second.coordinator.end.reason == DONE
-
-
-def test_an_island_whose_workers_were_drained_leaves_the_rest_to_the_next_launch() -> None:
-    parts: list[dict[str, list[Any]]] = [{"kind": ["a"]}, {"kind": ["b"]}]
-    ledger = SimulatedLedger(30, MIXED)
-    simulation = simulate(5, MIXED, parts, evaluations=30, workers=2, ledger=ledger)
-    give_at(simulation, ledger, 2.0, Drain(**ASKED, worker="1-1"))  # type: ignore[arg-type]
-    simulation.run()
-    end = simulation.coordinator.end
-    assert end is not None and (end.reason, end.exit_code) == (STOPPED, 75)
-    assert len(finished(simulation)) < 30
 
 
 def test_a_phase_ends_early_for_the_island_that_has_used_up_its_part_alone() -> None:

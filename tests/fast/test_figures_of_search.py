@@ -155,15 +155,6 @@ def test_on_the_grid_each_has_what_it_reported_last(steps):
             assert value == pytest.approx(expected, nan_ok=True), (identity, step)
 
 
-def test_steps_may_be_counted_from_0():
-    found, curves = campaign(40)
-    figure = draw(
-        "budget", source(found, [(identity, step - 1, value, at) for identity, step, value, at in curves])
-    )
-    assert [trace.name for trace in figure.data if trace.name] == ["patience 0", "patience 1", "patience 2"]
-    assert all(min(trace.x) >= 1 for trace in figure.data if trace.name)
-
-
 def test_halving_stops_who_starts_late_unless_it_is_patient():
     """Ten curves; the five best in the end are the worst at step 1 and in order from step 2 on."""
     final = numpy.arange(10.0)
@@ -212,14 +203,6 @@ def test_axes(parameter, places):
     assert all(0 <= at <= 1 for at, _ in ticks) and len({text for _, text in ticks}) > 1
 
 
-@pytest.mark.parametrize("count", [3, 9, 12])
-def test_labels_of_choices_fit_side_by_side(count):
-    names = [f"resnet50_imagenet_pretrained_v{n}" for n in range(count)]
-    layout = Axis(parameter=hpo.Categorical(*names)).layout()
-    assert layout["tickangle"] == 0 and len({*layout["ticktext"]}) == len(layout["tickvals"]) > 2
-    assert sum(map(len, layout["ticktext"])) <= 66
-
-
 @pytest.mark.parametrize(
     ("values", "way", "worst", "outside"),
     [
@@ -239,14 +222,6 @@ def test_what_is_far_worse_lies_on_the_border_and_the_best_never(values, way, wo
     assert (found.best, found.worst) == (better(values), pytest.approx(worst)) and found.outside == outside
     assert found.inside(sign * math.inf) == found.worst and sign * found.beyond(10) > sign * worst
     assert (f"{outside} worse" in found.note()) == (outside > 0)
-
-
-def test_the_default_is_in_view_unless_it_has_diverged():
-    near = [1.0 + 0.01 * n for n in range(30)]
-    for default, outside in ((5.0, 1), (1e6, 2)):
-        found = value_range([*near, default, 1e6], "minimize", default)
-        assert found.outside == outside and (found.inside(default) == default) == (default < 1e6)
-    assert value_range([1e-6, 1.0, 1e3], "minimize").log and value_range([math.nan], "minimize") is None
 
 
 @pytest.mark.parametrize("values", [[-1e308, -1.7e308], [1.7e308, -1.7e308], [1e-320, 2e-320], [0.0, 5e-324]])
@@ -379,24 +354,6 @@ def test_noise_has_no_importance_and_a_share_no_error_bar_below_0():
         each.objectives["value"] = float(each.params[NASTY])
     bars = draw("importance", source(noise)).data[0]
     assert all(less <= share for share, less in zip(bars.x, bars.error_x.arrayminus))
-
-
-def test_islands_are_drawn_from_the_first_evaluation_on_and_a_single_one_never():
-    first = source([one(0, 5.0), one(1, 4.0, island=1), one(2, 3.5)])
-    assert [(list(line.x), list(line.y)) for line in draw("islands", first).data[:2]] == [
-        ([1, 3, 3], [5.0, 3.5, 3.5]),
-        ([2, 3], [4.0, 4.0]),
-    ]
-    low, high = draw("islands", first).layout.yaxis.range
-    assert low < 3.5 and high > 5
-
-
-@pytest.mark.parametrize(("lasts", "unit"), [(100, "seconds"), (1000, "minutes"), (9000, "hours")])
-def test_axes_of_time_have_the_unit_of_the_campaign(lasts, unit):
-    found = replace(one(0, 1.0), finished=float(lasts))
-    figure = draw("hours", source([found]))
-    assert figure.layout.xaxis.title.text == f"{unit} at work"
-    assert max(figure.data[0].x) == pytest.approx(lasts / {"seconds": 1, "minutes": 60, "hours": 3600}[unit])
 
 
 def test_a_thinned_curve_keeps_its_first_last_and_best_report():

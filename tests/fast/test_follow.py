@@ -228,15 +228,3 @@ def test_curves_come_with_the_records_and_make_the_same_table(tmp_path, monkeypa
         writer.close()
         pandas.testing.assert_frame_equal(follower.frame(), curves.load(tmp_path), check_like=True)
     assert not follower.poll().new
-
-
-def test_a_journal_that_cannot_be_read_is_read_when_it_can(tmp_path: Path) -> None:
-    path = journals.write(journals.campaign(tmp_path), [journals.finished("0-0-0", 0.5)])
-    follower = Follower(tmp_path)
-    aside = path.rename(tmp_path / "aside")
-    path.mkdir()
-    with pytest.raises(CampaignError, match="cannot be read"):
-        follower.poll()
-    path.rmdir()
-    aside.rename(path)
-    assert follower.poll().new and follower.record() == load(tmp_path)

@@ -264,23 +264,6 @@ def test_a_campaign_without_a_budget_is_never_used_up() -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_agree_on_one_order(tmp_path: Path) -> None:
-    first, second = ledger_in(tmp_path / "ledger"), ledger_in(tmp_path / "ledger")
-    first.append(lambda state: OPENED)
-    first.append(lambda state: JOINED[0])
-    seen: list[int] = []
-
-    def join(state: LedgerState) -> LedgerEntry:
-        seen.append(state.entries)
-        return Joined(launch=state.launches + 1, workers=1, first_worker=state.workers)
-
-    second.append(join)
-    assert seen == [2]
-    assert [type(entry) for entry in first.read_on()] == [Joined]
-    assert repr(first.state) == repr(second.state)
-    assert sorted(os.listdir(tmp_path / "ledger")) == ["00000001", "00000002", "00000003"]
-
-
 def test_an_entry_is_decided_again_where_another_was_faster(tmp_path: Path) -> None:
     slow, fast = ledger_in(tmp_path / "ledger"), ledger_in(tmp_path / "ledger")
     slow.append(lambda state: OPENED)
@@ -327,14 +310,6 @@ def test_others_that_are_always_faster_end_the_wait(tmp_path: Path) -> None:
     ledger = Ledger(Late(Folder(tmp_path / "ledger")), machine=Clock())
     with pytest.raises(TimeoutError, match="120 seconds"):
         ledger.append(lambda state: OPENED)
-
-
-def test_a_decision_that_contradicts_the_state_is_not_appended(tmp_path: Path) -> None:
-    ledger = ledger_in(tmp_path / "ledger")
-    ledger.append(lambda state: OPENED)
-    with pytest.raises(LedgerDamaged, match="joins after launch 0"):
-        ledger.append(lambda state: JOINED[1], timeout_s=0.0)
-    assert os.listdir(tmp_path / "ledger") == ["00000001"]
 
 
 def test_damage_and_a_storage_that_lost_an_entry_are_named(tmp_path: Path) -> None:

@@ -96,23 +96,6 @@ def test_the_best_that_were_not_there_leave(story, copy, leaving):
         migration._OWNED = limit
 
 
-def test_nobody_leaves_without_chance_or_target():
-    moving, journal = make(copy=False, emigrants=(0, 0, 0))
-    moving.own(member(1, 1.0))
-    assert moving.departures(member(1, 1.0)) == []
-    assert journal.records == []
-
-
-def test_what_left_is_on_record_with_its_hop():
-    moving, journal = make(copy=False, emigrants=(0, 1, 0))
-    moving.own(member(1, 1.0, history=(2,)))
-    (departure,) = moving.departures(member(1, 1.0))
-    assert departure.gateway == 2 and departure.left
-    assert departure.traveller.history == (2, 0)
-    assert journal.records == [Migrated(id="1", source=0, target=1, hop=1, copy=False, time=7.0)]
-    assert moving.departures(member(2, 1.0)) == []
-
-
 @pytest.mark.parametrize(
     ("ring", "dead", "gateways"),
     [

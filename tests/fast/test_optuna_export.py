@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +19,7 @@ from refusals import refused
 from written import BEGAN, SPACE, Written, params
 
 from hpo.errors import CampaignError
-from hpo.loggers.optuna_study import _Trials, export
+from hpo.loggers.optuna_study import export
 from hpo.prior_results.points import known_points
 from hpo.results.analysis.pareto import best
 from hpo.results.record import load
@@ -195,15 +194,3 @@ def _answer(application: Any, path: str, query: str = "") -> Any:
     body = b"".join(application(variables, lambda status, headers, error=None: statuses.append(status)))
     assert statuses == ["200 OK"], body
     return json.loads(body)
-
-
-def test_a_trial_is_as_long_as_it_was_where_the_clock_is_put_back(written, monkeypatch):
-    change = 1792890000.0  # 25 October 2026, 3:00 to 2:00
-    trials = _Trials(load(written.path))
-    trials._created = change - 3600
-    with monkeypatch.context() as berlin:
-        berlin.setenv("TZ", "Europe/Berlin")
-        time.tzset()
-        before, after = trials._local(change - 5), trials._local(change + 5)
-    time.tzset()
-    assert (after - before).total_seconds() == 10 and (before.hour, before.minute) == (2, 59)

@@ -13,7 +13,7 @@ from populations import asked_and_told, population_of, searched_alone
 
 import hpo
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.individual import COMPLETED
 from hpo.search.kinds.optuna_samplers import OptunaBreeder, distribution, within
 from hpo.search.population import Member, Population
 
@@ -35,23 +35,6 @@ def test_what_others_found_draws_the_proposals(kind):
         OptunaBreeder(LINE, kind), lambda child, _: away(child.genome) ** 2, 36, into=population
     )
     assert sum(away(child.genome) < 0.35 for child in bred) >= 15  # chance: 7
-
-
-@pytest.mark.parametrize("kind", ["tpe", "gp"])
-def test_failures_and_pruned_ones_guide_away(kind):
-    population, rng = Population(), random.Random(0)
-    for number in range(40):
-        x = rng.random()
-        if x < 0.5:
-            member = Member(f"0-0-{number}", (x, rng.random()), (0.5 - x,), COMPLETED)
-        elif number % 2:
-            member = Member(f"0-0-{number}", (x, rng.random()), None, FAILED)
-        else:
-            member = Member(f"0-0-{number}", (x, rng.random()), None, PRUNED, progress=(1, math.inf))
-        population.add(member)
-    breeder = OptunaBreeder(LINE, kind)
-    good = sum(breeder.breed(population, random.Random(n)).genome[0] < 0.55 for n in range(12))
-    assert good >= 9
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -165,12 +165,6 @@ def test_values_that_are_fixed_hold():
     assert {trial.params["model"] for trial in study.trials[22:]} == {None}
 
 
-def test_a_range_that_was_edited_is_searched():
-    study = studied(lambda trial: (trial.suggest_float("x", -10, 10) - 1.2) ** 2, 30)
-    study.optimize(lambda trial: (trial.suggest_float("x", 100, 200) - 150) ** 2, n_trials=40)
-    assert min(trial.value for trial in study.trials[30:]) < 0.01
-
-
 def layers(trial: Any) -> float:
     return sum(trial.suggest_float(f"x{place}", 0, 1) for place in range(trial.suggest_int("n", 1, 4)))
 

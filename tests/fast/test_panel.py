@@ -119,13 +119,6 @@ def test_it_says_what_matters() -> None:
     assert len(many) == 30 and "and 9" in many[-1]
 
 
-def test_how_to_go_on_is_said_of_scripts_as_of_commands() -> None:
-    reasons = ["done", "deadline", "stopped", "storage", "futile", "nothing completed"]
-    for ended in (None, *((reason, 0 if reason in ("done", "deadline") else 1) for reason in reasons)):
-        said = text.state(msgspec.structs.replace(campaign(), alive=False, ended=ended))
-        assert "hpo run" not in said and "start" in said.lower()
-
-
 def test_without_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -121,23 +121,6 @@ def test_the_ends_of_a_range_stay_as_given(parameter: Float) -> None:
         assert same(parameter.canonical(end), end)
 
 
-@given(FLOATS, st.integers(1, 2000), st.sampled_from([2.0**-60, 2.0**-53, 2.0**-50, 1e-13]))
-def test_values_beside_the_ends_come_back_exactly(parameter: Float, steps: int, step: float) -> None:
-    for gene in (steps * step, 1.0 - steps * step):
-        assert survives(parameter, parameter.decoder()(gene))
-
-
-@given(st.integers(1, 10**12 - 1), st.integers(-300, 288))
-@example(999999999999, -300)
-@example(999999999999, 287)
-def test_twelve_digits_survive_on_the_widest_logarithmic_range(digits: int, exponent: int) -> None:
-    value = float(f"{digits}e{exponent}")
-    assume(1e-300 <= value <= 1e300)
-    parameter = Float(1e-300, 1e300, log=True)
-    assert same(parameter.canonical(value), value)
-    assert survives(parameter, value)
-
-
 @pytest.mark.parametrize(
     ("parameter", "values"),
     [
@@ -168,17 +151,6 @@ def test_a_range_with_steps_ends_at_its_last_value(parameter: Float | Int, value
     assert "step" not in Int(1, 8).describe() and "step" not in Float(0, 1).describe()
 
 
-def test_a_step_is_a_plain_number() -> None:
-    steps = [Int(0, 10, step=np.int64(1)).step, Int(1, 9, step=np.int8(1), log=True).step]
-    assert all(same(step, 1) for step in steps)
-
-
-@pytest.mark.parametrize("value", [0.1 + 0.2, 0.3 - 1e-9, np.float32(0.3)])
-def test_a_value_beside_an_end_by_its_rounding_is_that_end(value: float) -> None:
-    assert same(Float(0.1, 0.3, step=0.1).canonical(value), 0.3)
-    assert same(Float(0.3, 0.9, step=0.1).canonical(value), 0.3)
-
-
 @given(
     st.floats(-1e6, 1e6),
     st.floats(1e-4, 1e4),
@@ -194,11 +166,6 @@ def test_values_in_steps_come_back_exactly(
     value = parameter.decoder()(gene)
     assert survives(parameter, value) and same(parameter.canonical(value), value)
     assert value == pytest.approx(low + round((value - low) / step) * step, abs=1e-9 * step)
-
-
-@pytest.mark.parametrize("value", [0.1, 0.05, 0.123456789012, 1e-12, 0.999999999999])
-def test_plain_decimals_are_kept_on_a_unit_range(value: float) -> None:
-    assert Float(0, 1).canonical(value) == value
 
 
 def test_float_values_have_no_negative_zero() -> None:

@@ -167,18 +167,6 @@ def test_a_resumed_campaign_is_in_the_phase_in_which_it_was(when: float) -> None
             assert one.params["depth"] in (1, 2)
 
 
-def test_a_part_that_is_used_up_makes_way_for_the_next() -> None:
-    space = hpo.SearchSpace(depth=hpo.Ordinal(*range(10)), width=hpo.Ordinal(*range(5)))
-    phased = settings(kind="evolution", inherit=False, phase=[{"until": 40, "only": {"depth": [0, 1]}}])
-    simulation, _ = make(
-        0, space=space, goal=lambda params: float(params["width"]), phased=phased, evaluations=50, islands=1, workers=3
-    )  # fmt: skip
-    simulation.run()
-    ends = in_order(records_of(simulation))
-    assert len(ends) == 50
-    assert all(one.params["depth"] in (0, 1) for one in ends[:8])
-
-
 def test_an_island_keeps_to_its_own_choices_too() -> None:
     own = settings(island=[{"only": {"kind": ["a", "b"]}}, {}], islands=2, kind="evolution")
     space, breeder = searched(SPACE, own, 0, SearchContext())

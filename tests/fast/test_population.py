@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from populations import population_of
@@ -128,18 +127,3 @@ def test_counts_go_on_beyond_the_bounds():
     population = play([(float(number),) for number in range(20)] + [None] * 5 + [25])
     assert population.completed == 20 and population.seen == 25
     assert [one.losses for one in population.best] == [(1.0,), (2.0,), (3.0,)]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ((1.0, 2.0), (1.0, 3.0), True),
-        ((1.0, 2.0), (1.0, 2.0), False),
-        ((1.0, 2.0), (0.0, 3.0), False),
-        ((1.0,), None, True),
-        (None, (1.0,), False),
-        (None, None, False),
-    ],
-)
-def test_dominates(first, second, expected):
-    assert dominates(first, second) is expected

@@ -51,15 +51,6 @@ def verdicts(rule: Pruner, identity: str, *reports: tuple[int, float], **facts: 
     return [rule.report(TrialReport(identity, step, value, **facts))[0] for step, value in reports]
 
 
-@pytest.mark.parametrize("first, reduction", [(1, 2), (1, 4), (3, 3), (5, 4)])
-def test_rungs_of_halving_are_powers(first: int, reduction: int) -> None:
-    rule = Halving(pruning_settings("halving", min_steps=first, reduction=reduction))
-    for step in range(200):
-        reached = [k for k in range(9) if first * reduction**k <= step]
-        assert rule.rung(step) == (reached[-1] if reached else None)
-    assert [rule.steps(k) for k in range(3)] == [first, first * reduction, first * reduction**2]
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_halving_is_what_sorting_all_says(seed: int) -> None:
     rng = random.Random(seed)
@@ -208,14 +199,6 @@ def test_median_stops_what_was_interrupted_only_where_it_began_from_the_start(ev
         assert any(stopped) is (identity == "anew")
 
 
-def test_one_that_crashes_after_it_has_failed_at_a_rung_fails_there_again() -> None:
-    rule = stopping(HALVING)
-    rule.observe([("other", 1, 0.0)])
-    for resumed in (False, True):
-        rule.start(candidate("a", resumed=resumed))
-        assert rule.report(TrialReport("a", 1, 9.0))[0] == PAUSE
-
-
 @pytest.mark.parametrize(
     "known_from", ["by the task", "by the trial", "by one that completed", "by the island"]
 )
@@ -239,13 +222,6 @@ def test_nobody_is_stopped_at_the_last_step(known_from: str) -> None:
     assert rule.report(TrialReport("end", 9, 1.0, last_step=last)) == (GO, ("end", 9, 1.0))
     late = verdicts(rule, "late", (3, 1.0), (9, 1.0), (10, 1.0), last_step=last, saves=True)
     assert late == [PAUSE, GO, GO] and rule.last == (10, 1.0) and not rule.condemned
-
-
-def test_a_longer_run_is_judged_where_a_shorter_one_ended() -> None:
-    rule = stopping(HALVING, end=27)
-    rule.observe([("other", step, 0.0) for step in (1, 3, 9, 27)])
-    assert verdicts(rule, "third", (9, 1.0), saves=True) == [PAUSE]
-    assert verdicts(rule, "short", (9, 1.0), last_step=9, saves=True) == [GO]
 
 
 def test_a_whole_run_is_as_long_as_the_longest_that_completed() -> None:
@@ -337,13 +313,6 @@ def test_every_setting_of_early_stopping_holds(rule: str, startup: int) -> None:
     given = {"min_steps": 7, "reduction": 5, "patience": 2, "startup": 9, "promote": False}
     search = SearchSettings(pruner=rule, **given)
     assert of_search(search, {"v": "minimize"}) == PruningSettings(rule=rule, **given)
-
-
-def test_without_a_pruner_nothing_is_stopped() -> None:
-    assert of_search(SearchSettings(), {"a": "minimize", "b": "minimize"}) is None
-    rule = Pruner(None, sign=1.0, forget=lambda identity: None)
-    assert verdicts(rule, "a", *((step, math.nan) for step in range(9))) == [GO] * 9
-    assert rule.news == [] and rule.known() == []
 
 
 def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_completed() -> None:

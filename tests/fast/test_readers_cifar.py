@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import os
@@ -269,20 +268,6 @@ def test_a_pipe_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     assert cifar.main(["check", str(tmp_path / "pipe")]) == 1
     assert f"{tmp_path / 'pipe'} is no file and no folder. Name a folder or" in capsys.readouterr().err
-
-
-def test_a_file_that_may_not_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    binary_10(tmp_path)
-
-    def refused(path: Path) -> bytes:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    assert cifar.main(["check", str(tmp_path)]) == 1
-    complaint = capsys.readouterr().err
-    assert str(tmp_path / "data_batch_1.bin") in complaint and "Get the right to it" in complaint
 
 
 def _zipped(content: bytes) -> bytes:

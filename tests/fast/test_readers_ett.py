@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -243,21 +241,3 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows(20)).encode())
     assert read_series(str(path)).features == FEATURES
-
-
-def test_what_is_no_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} is a directory\. Name a csv"):
-        read_series(str(tmp_path))
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileNotFoundError, match=r"pipe is no file\. Name a csv"):
-        read_series(str(tmp_path / "pipe"))
-    (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(ValueError, match=r"empty.csv: the first line must be date and the names"):
-        read_series(str(tmp_path / "empty.csv"))
-
-    def refused(path: Path) -> bytes:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(PermissionError, match=r"^/.*empty.csv .*denied\)\. Get the right"):
-        read_series(str(tmp_path / "empty.csv"))

@@ -25,7 +25,7 @@ from hpo.individual import COMPLETED, FAILED, REEVALUATION, Configuration
 from hpo.ledger.inspection import check
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
-from hpo.search.models.estimates import estimates, exact
+from hpo.search.models.estimates import estimates
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
@@ -93,13 +93,6 @@ def test_losses_near_the_largest_number_are_no_error():
     ):
         found = estimates(losses)
         assert all(math.isfinite(one.mean) and math.isfinite(one.deviation) for one in found)
-
-
-def test_exact_takes_repetitions_of_two_configurations_and_no_difference():
-    assert not exact([[1.0, 1.0], [2.0, 2.0]])
-    assert not exact([[1.0, 1.0, 1.0, 1.0], [2.0]])  # it may be at the end of its range
-    assert exact([[1.0, 1.0, 1.0], [2.0, 2.0], [3.0]])
-    assert not exact([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0000001]])
 
 
 UNIT = hpo.SearchSpace(x=hpo.Float(0, 1))
@@ -171,21 +164,6 @@ def test_a_lucky_one_whose_repetitions_fail_is_left():
     again = repeated(evaluated(0.3, value))
     assert len(again) > 80
     assert sum(0.5 < child.genome[0] < 0.51 for child in again) < 0.25 * len(again)
-
-
-def test_a_repetition_that_failed_and_is_evaluated_again_counts_as_what_it_came_to():
-    breeder, rng = ReevaluatingBreeder(UNIT, Around(0.0, 1.0), 0.5), random.Random(0)
-    population = population_of(((number / 20,), number) for number in range(20))
-    identity = next(
-        f"0-1-{n}" for n in range(50) if (bred := breeder.propose_first(f"0-1-{n}", 0, population, rng))
-    )
-    assert bred is not None
-    population.add(Member(identity, bred.genome, None, FAILED, operator=REEVALUATION))
-    breeder.best_first([], population)
-    assumed = breeder._known[tuple(bred.genome)][identity]
-    population.add(Member(identity, bred.genome, (-5.0,), COMPLETED, operator=REEVALUATION))
-    breeder.best_first([], population)
-    assert breeder._known[tuple(bred.genome)][identity] == -5.0 != assumed
 
 
 def test_it_remembers_a_bounded_number_and_the_repeated_ones_among_them():

@@ -153,12 +153,6 @@ def test_the_size_is_that_of_the_part(only: dict[str, Any], number: int | None) 
         assert len(list(part.enumerate())) == number
 
 
-def test_without_one_the_space_is_the_same() -> None:
-    assert restricted(SPACE, {}) is SPACE
-    genome = SPACE.sample(random.Random(0))
-    assert SPACE.project_to_allowed(genome) is genome
-
-
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     wrong = {"optimiser": ["sgd"], "optimizer": ["adm", "sgd", "sdg"], "lr": [0.1], "width": []}
     refused(lambda: RestrictedSpace(SPACE, {"width": [True]}), "width = True", "1")

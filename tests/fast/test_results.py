@@ -12,7 +12,7 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from individuals import make_individual, make_record
+from individuals import make_individual
 from journals import T, finished, launched
 from living import at_work, joined
 from refusals import refused
@@ -110,22 +110,6 @@ def test_a_campaign_has_ended_as_the_launch_that_was_closed_last(home: Path) -> 
     first.close("done", 0, at_rest=True)
     joined(home)
     assert load(home).ended == ("done", 0), "the third has not begun"
-
-
-def test_what_was_interrupted_gives_way_to_what_comes_later(home: Path) -> None:
-    add_launch(home, 1, [finished("0-0-1", status="interrupted")])
-    add_launch(home, 2, [started("0-0-1", T + 60)])
-    assert statuses(home) == {"0-0-1": "lost"}
-    add_launch(home, 3, [started("0-0-1", T + 70), finished("0-0-1", 0.5, started=T + 70, finished=T + 80)])
-    (one,) = load(home).individuals
-    assert (one.status, one.value, one.seconds) == ("completed", 0.5, 10.0)
-
-
-def test_an_evaluation_taken_over_by_another_worker_counts_once(home: Path) -> None:
-    """One worker died with it, another did it again in the same launch; their journals are read in turn."""
-    add_launch(home, 1, [started("0-0-1", T + 1)], [started("0-0-1", T + 5), finished("0-0-1", 0.5)])
-    add_launch(home, 2, [finished("0-1-1", 0.5)], [started("0-1-1", T + 1)])
-    assert statuses(home) == {"0-0-1": "completed", "0-1-1": "completed"}
 
 
 def test_moves_are_ordered_by_hop_and_counted_once(home: Path) -> None:
@@ -229,30 +213,6 @@ def test_best_follows_the_direction_and_counts_the_completed_only(tmp_path, dire
     assert [one.value for one in results.best(record, 10)] == order
     assert [one.value for one in results.best(record, 2)] == order[:2]
     assert results.Result(home).best.value == order[0]
-
-
-def _dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
-
-
-@given(
-    st.integers(2, 4).flatmap(
-        lambda width: st.lists(st.tuples(*[st.integers(-3, 3).map(float)] * width), max_size=30)
-    )
-)
-def test_the_front_is_what_no_other_dominates(losses: list[tuple[float, ...]]) -> None:
-    width = len(losses[0]) if losses else 2
-    signs = {f"o{index}": 1.0 if index % 2 else -1.0 for index in range(width)}
-    ways = {name: "minimize" if sign > 0 else "maximize" for name, sign in signs.items()}
-    values = [{name: sign * loss for (name, sign), loss in zip(signs.items(), row)} for row in losses]
-    ended = {"params": {}, "status": COMPLETED}
-    record = make_record(
-        [make_individual(id=f"0-0-{n}", objectives=own, **ended) for n, own in enumerate(values)], ways
-    )
-    found = [losses[one.sequence] for one in results.front(record)]
-    assert sorted(found) == sorted(one for one in losses if not any(_dominates(two, one) for two in losses))
-    assert [row[0] for row in found] == sorted(row[0] for row in found)
-    assert results.best(record, 2) == results.front(record)[:2]
 
 
 TWO = {"f1": "maximize", "seconds": "minimize"}

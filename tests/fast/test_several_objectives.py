@@ -10,10 +10,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from cases import cases
-from hypothesis import given
 from moocore import hypervolume
 from populations import asked_and_told, populated, population_of, searched_alone
-from spaces import spaces
 
 import hpo
 from hpo.config.settings import SearchSettings
@@ -76,22 +74,6 @@ def test_choices_conditions_and_constraints_are_kept() -> None:
 
     assert lacking("default", 0, space, 45, constraints=[allows]) < lacking("random", 0, space, 45) / 2
     assert all(("y" in params) == (params["c"] == "b") for params in seen)
-
-
-@given(
-    spaces(large=True),
-    st.integers(2, 3).flatmap(lambda n: st.lists(st.none() | st.tuples(*[values] * n), max_size=30)),
-    st.integers(0, 3),
-)
-def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space, losses, seed) -> None:
-    population = populated(space, losses, seed)
-    proposals = []
-    for _ in range(2):
-        breeder = SurrogateBreeder(space)
-        proposals.append([breeder.breed(population, random.Random(n)) for n in range(2)])
-    assert proposals[0] == proposals[1]
-    for child in proposals[0]:
-        assert space.validate(space.decode(child.genome)) == space.decode(child.genome)
 
 
 def observed(losses: list[tuple[float, ...]], reference: tuple[float, ...] | None = None) -> Observations:
@@ -172,18 +154,6 @@ def test_failures_guide_away_and_pruned_ones_count_in_what_they_reported() -> No
     assert [loss for _, loss in known.with_losses(1)] == [1.0, 0, -1, -2, -3, -4]
     assert [loss for _, loss in known.with_losses(0)] == [0, 1, 2, 3, 4]
     assert not known.stalled
-
-
-def test_what_is_remembered_is_bounded_however_large_the_front() -> None:
-    known, population, rng = Observations(VectorisedGenomes(PLANE)), Population(), random.Random(0)
-    for number in range(1500):
-        x = rng.random()
-        population.add(Member(f"0-0-{number}", (x, 0.5), (x, 1 - x), COMPLETED))
-        if number % 40 == 39:
-            known.observe(population)
-    known.observe(population)
-    assert len(known.completed) <= 600 and known.observe(population) == [], "what was forgotten came again"
-    assert {one.id for one in population.best} <= known.completed.keys()
 
 
 def test_the_best_come_first_by_how_many_dominate_them() -> None:

@@ -140,20 +140,6 @@ def test_sampling_is_uniform_and_follows_the_generator() -> None:
         assert all(abs(values.count(value) / 6000 - 1 / count) < 0.03 for value in range(count))
 
 
-def test_limits_are_what_propulate_takes_and_inactive_genes_are_neutral() -> None:
-    assert list(EXAMPLE.limits.items()) == [
-        ("lr", (0.0, 1.0)),
-        ("depth", (0.0, 1.0)),
-        ("activation", (0, 1)),
-        ("width", (0, 3)),
-        ("momentum", (0.0, 1.0)),
-        ("optimizer", (0, 1)),
-    ]
-    assert [type(low) for low, _ in EXAMPLE.limits.values()] == [float, float, int, int, float, int]
-    genome = EXAMPLE.encode({"lr": 1e-5, "depth": 1, "activation": "elu", "width": 64, "optimizer": "adam"})
-    assert genome == (0.0, 1 / 16, 1, 1, 0.5, 1)
-
-
 def test_keys_tell_types_apart_and_not_orders() -> None:
     space = SearchSpace(a=Int(0, 1), b=Float(0, 1))
     one = space.key({"a": 1, "b": 1.0})

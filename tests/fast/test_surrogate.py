@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from populations import populated, population_of, searched_alone
-from scipy.stats import norm
 from simulation.campaigns import finished, make
 from spaces import spaces
 
@@ -24,7 +23,7 @@ from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, 
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.ensemble import ModelEnsemble, import_in_background
 from hpo.search.models.gaussian import Gaussian
-from hpo.search.models.observations import Observations, normal_scores, value_scores
+from hpo.search.models.observations import Observations, value_scores
 from hpo.search.population import Member, Population
 from hpo.search.protocols import SearchContext
 
@@ -80,13 +79,6 @@ def test_children_are_genomes_of_their_parents(space, seed):
     clones, _ = offspring.children(parents[:1], 60, generator, 0.7, (0.01, 1 / 3))
     changed = (clones != parents[0]).any(axis=0)
     assert not (changed & ~offspring.active(parents[:1])[0]).any()
-
-
-def test_scores_know_ranks_only():
-    assert normal_scores([3.0, 1.0, 2.0]) == pytest.approx(norm.ppf([5 / 6, 1 / 6, 3 / 6]))
-    losses = [random.Random(0).gauss(0, 1) for _ in range(50)]
-    assert (normal_scores(losses) == normal_scores([math.exp(50 * one) for one in losses])).all()
-    assert normal_scores([1.0, 1.0, math.inf, math.inf]) == pytest.approx(norm.ppf([0.25, 0.25, 0.75, 0.75]))
 
 
 def test_values_count_below_the_median_only_and_in_its_units():
@@ -148,13 +140,6 @@ def test_a_gaussian_process_is_the_textbooks(columns):
     assert np.corrcoef(mean, truth)[0, 1] > 0.97
 
 
-def test_lengths_tell_what_matters():
-    generator = np.random.default_rng(1)
-    rows = generator.random((60, 4))
-    process = Gaussian(rows, normal_scores(list(np.sin(6 * rows[:, 2]))), [(i, 1) for i in range(4)])
-    assert int(np.argmin(process.parameters[:4])) == 2
-
-
 def test_the_model_that_foretells_judges():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
     panel = ModelEnsemble(VectorisedGenomes(space))
@@ -192,17 +177,6 @@ def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_o
     assert [losses for _, losses in known.observe(population)] == [(0.25,)]
     assert sorted(loss for _, loss in known.with_losses()) == [0.0, 0.25, 1.0, 2.0, 3.0, 4.0, 4.0]
     assert known.observe(population) == []
-
-
-def test_a_failure_that_is_evaluated_again_counts_anew():
-    space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    population, known = Population(), Observations(VectorisedGenomes(space))
-    population.add(Member("0-0-0", (0.5,), None, FAILED))
-    known.observe(population)
-    assert list(known.failed) == ["0-0-0"]
-    population.add(Member("0-0-0", (0.5,), (1.0,), COMPLETED))
-    assert [losses for _, losses in known.observe(population)] == [(1.0,)]
-    assert not known.failed and known.observe(population) == []
 
 
 def test_nothing_is_proposed_twice_before_the_space_is_used_up():

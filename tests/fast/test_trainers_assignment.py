@@ -167,12 +167,6 @@ def test_of_many_samples_pairs_share_as_evenly() -> None:
     assert max(shared) - min(shared) <= 0.001 * mean
 
 
-def test_an_epoch_takes_as_many_steps_as_with_disjoint_samples() -> None:
-    for assignment in (FullOverlap(), Coarse(shards=2), MediumCoarse(copies=3), FineGrained(copies=2)):
-        found = plan(assignment, samples=240, ranks=4, batch_size=10)
-        assert len(found[0]) == len(plan(Disjoint(), samples=240, ranks=4, batch_size=10)[0]) == 6
-
-
 @pytest.mark.parametrize(("epochs", "copies"), [(1, 1), (1, 4), (8, 4), (9, 4), (400, 16)])
 def test_effective_epochs_are_the_fewest_that_complete_overlap_epochs(epochs: int, copies: int) -> None:
     found = effective_epochs(epochs, copies)

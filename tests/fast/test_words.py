@@ -12,6 +12,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, str(node.value.value)
 
 
+@cache
 def comments(text: str) -> list[tokenize.TokenInfo]:
     """Comments without directives to tools."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)

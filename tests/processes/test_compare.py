@@ -138,20 +138,6 @@ def test_a_campaigns_options_are_arguments_of_its_module(compare: ModuleType, fi
     assert command_line.read(module.make_task, compare.flags_of(other)).options.items() >= other.items()
 
 
-def test_a_score_has_the_module_s_name_for_it(compare: ModuleType) -> None:
-    for module, objectives, score, what, shown in (
-        ("bigearthnet", {"value": "maximize"}, None, "micro-F1", "57.25%"),
-        ("bigearthnet", {"micro_f1": "maximize", "parameters": "minimize"}, "micro_f1", "micro-F1", "57.25%"),
-        ("vit_ab", {"value": "maximize"}, None, "accuracy", "57.25%"),
-        ("autoformer", {"value": "minimize"}, None, "MSE", "0.5725"),
-        ("vit_ab", {"seconds": "minimize", "reward": "maximize"}, None, "reward", "0.5725"),
-        ("options", {"value": "minimize"}, None, "error", "0.5725"),
-    ):
-        task = SimpleNamespace(objectives=objectives, score=score)
-        assert compare.measure(f"search_spaces.{module}", task) == what
-        assert compare.reached(0.5725, what) == shown
-
-
 def table(
     compare: ModuleType,
     best: dict[str, Any],

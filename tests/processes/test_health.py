@@ -91,16 +91,6 @@ def test_a_launch_in_which_all_fails_begins_nothing_more() -> None:
         assert not watch.holds_all
 
 
-def test_a_third_is_enough_where_all_errors_are_the_same() -> None:
-    watch = watching(30)
-    fail(watch, *range(9))
-    assert not watch.holds_all
-    fail(watch, 9)
-    assert watch.holds_all
-    fail(watch, 10, error="another")
-    assert not watch.holds_all
-
-
 @pytest.mark.parametrize("status", [COMPLETED, INVALID])
 def test_one_that_trained_begins_the_count_anew(status: str) -> None:
     watch = watching(2)
@@ -393,18 +383,6 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
     began = [float(str(r.started)) for r in records if isinstance(r, Finished) and r.status == COMPLETED]
     # The others begin theirs some minutes after the first, and not when it is over.
     assert sorted(began)[3] < 600.0
-
-
-@pytest.mark.parametrize("status, most", [(CRASHED, 13), (TIMEOUT, 33)])
-def test_crashes_and_time_outs_are_counted(status: str, most: int) -> None:
-    """A crashed individual after its retry; and not where earlier launches completed most."""
-    gone = lambda number: TaskOutcome(status=status, error="gone")  # noqa: E731
-    simulation = simulate(gone)
-    assert end(simulation) == (FUTILE, 1) and most - 3 <= finished(simulation, status) <= most
-    assert simulation.coordinator.futile_ends == {status: finished(simulation, status)}
-    # What went on from an earlier launch and crashed may be its checkpoint's doing.
-    again = simulate(lambda number: WELL, earlier=earlier_of(simulation), seed=1)
-    assert end(again) == (DONE, 0) and finished(again, COMPLETED) == 300
 
 
 def earlier_of(simulation: Simulation) -> ResumeState:

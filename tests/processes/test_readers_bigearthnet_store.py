@@ -260,20 +260,6 @@ def test_what_the_disk_does_not_give_is_an_error_of_one_sentence(
         samples.read([0])
 
 
-def test_numpy_alone_opens_what_is_stored(archive: Path, store: Path) -> None:
-    pixels = np.load(store / "pixels.npy", mmap_mode="r", allow_pickle=False)
-    patches = np.load(store / "patches.npy", allow_pickle=False)
-    opened = open_archive(archive)
-    assert patches["name"].tolist() == [patch.name.encode() for patch in opened.patches]
-    assert patches["split"].tolist() == [patch.split.encode() for patch in opened.patches]
-    assert set(patches["version"].tolist()) == {b"v2"}
-    for row, patch in enumerate(opened.patches):
-        sample = opened.reader.read(patch)
-        assert patches["labels"][row].nonzero()[0].tolist() == list(sample.classes)
-        for band in BANDS:
-            assert np.array_equal(pixels[band][row], sample.bands[band])
-
-
 # --- how it is made -----------------------------------------------------------------------------------------
 
 

@@ -136,15 +136,6 @@ def test_a_damaged_latest_is_named(saved: Path, tmp_path: Path, text: str) -> No
     assert f"{directory}/latest" in refused(directory)
 
 
-def test_a_checkpoint_is_gone_on_from(saved: Path, tmp_path: Path) -> None:
-    whole, pieces = model(), model()
-    train(whole, tmp_path / "whole")
-    train(pieces, copied(saved, tmp_path / "pieces"))
-    assert_identical(state_of(whole), state_of(pieces))
-    assert read_alone(tmp_path / "whole")["reason"] == "finished"
-    assert len((tmp_path / "pieces" / "latest").read_text().splitlines()) == 3
-
-
 def test_a_run_that_died_between_the_files_of_a_step_goes_on_from_the_one_before(
     saved: Path, tmp_path: Path
 ) -> None:

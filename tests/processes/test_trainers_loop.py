@@ -425,13 +425,6 @@ def test_hooks_are_taken_off_when_the_run_fails() -> None:
     assert method.calls[-1] == ("close",)
 
 
-def test_a_metric_must_not_have_the_name_of_a_method_s() -> None:
-    method = Spy()
-    with pytest.raises(ValueError, match="'stability'"):
-        train(noisy_model(), method=method, epochs=2, metrics={"stability": accuracy})
-    assert method.calls == [("close",)]
-
-
 class Buffered(Pair):
     def __init__(self, buffer: Tensor) -> None:
         super().__init__()
