@@ -80,9 +80,9 @@ class DASO(Method):
             does over all ranks: each rank exchanges its part with those of the same place on other nodes. Not below
             OIALR, and not in ``wrap``. None: each rank has all.
         fragments (int, 1 to ``sync_every``; default 1): F, equal parts of the parameters that nodes send in turn, so
-            that no step sends all (Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512): part i, from 0, at step
-            (i + 1) B // F of each period, several at a step where B has adapted to less than F. All are sent at an
-            epoch's last step, and at each step of warm-up and cool-down.
+            that no step sends all, as in Streaming DiLoCo, Douillard et al. 2025, arXiv 2501.18512. Part i, from 0, is
+            sent at step (i + 1) B // F of each period, several at a step where B has adapted to less than F. All are
+            sent at an epoch's last step, and at each step of warm-up and cool-down.
         outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
             ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the common base by
             the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), once each synchronisation,
