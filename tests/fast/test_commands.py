@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import time
@@ -24,9 +25,9 @@ from hpo import cli
 from hpo.campaign.commands import COMMANDS
 from hpo.campaign.rank import rank as rank_module
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
-from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
+from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID, LOST
 from hpo.islands.coordinator.health import ReopenableFailure
-from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
+from hpo.islands.end_reasons import DEADLINE, DONE, INCOMPLETE, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
@@ -289,6 +290,109 @@ def test_failures_are_evaluated_again_under_their_ids(
     assert counts.get(FAILED, 0) == 0 and sum(counts.values()) == (45 if running else 40)
 
 
+def test_failures_that_wait_for_workers_of_another_size_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.campaigns.Simulation", Failing)
+    steered = Steered(evaluations=40, workers=2)
+    steered.launch(seed=3)
+
+    def prepare(simulation: Simulation) -> None:
+        granting = simulation.coordinator._granting
+        granting._suits = granting.budget._suits = lambda island, assignment: not assignment.id
+
+    second = steered.launch(
+        (0.5, Retry(**ASKED, statuses=(FAILED,))), seed=4, evaluations=45, prepare=prepare
+    )
+    failed = len(steered.ledger.state.pool)
+    assert steered.ledger.state.free == failed > 10
+    assert second.coordinator.final == 45 - failed and second.coordinator.end.reason == INCOMPLETE
+    assert second.coordinator.standing[LOST] == failed
+
+
+# --- storage that fails ------------------------------------------------------------------------------------------
+
+
+def test_a_command_waits_for_journals_that_cannot_be_read_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.campaigns.Simulation", Failing)
+    monkeypatch.setattr(Failing, "broken", True)
+    steered = Steered(evaluations=40)
+    kept: list[int] = []
+
+    def prepare(simulation: Simulation) -> None:
+        failures = simulation.coordinator._commands.failures  # type: ignore[union-attr]
+
+        def read() -> Any:
+            if simulation.time < 5:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return failures()
+
+        simulation.coordinator._commands.failures = read  # type: ignore[union-attr]
+        for when in (4.0, 6.0):
+            simulation.at(when, simulation.coordinator.look_at_commands)
+            simulation.at(
+                when,
+                lambda: kept.append(len(simulation.coordinator._commands._again)),  # type: ignore[union-attr]
+            )
+
+    steered.launch((3.0, Retry(**ASKED, statuses=RETRIED)), prepare=prepare, seed=3)
+    assert kept[0] == 0 < kept[1] and steered.ledger.state.final == 40
+
+
+def test_the_test_of_a_worker_does_not_wait_for_all_that_was_asked_for() -> None:
+    """Two workers; of what worker 1 begins, the third to fifth fail anywhere, as their configurations do."""
+    ledger = SimulatedLedger(400, SPACE)
+    points = [{"x": -5 + number / 100, "y": 1.0, "kind": "a"} for number in range(300)]
+    ledger.give(Enqueue(**ASKED, points=points))
+    simulation, _ = make(
+        1, workers=2, islands=1, evaluations=400, duration=lambda index: 60.0, ledger=ledger, migration=0.0
+    )
+    judge, bad, begun = simulation.evaluate, set(), []
+
+    def evaluate(candidate: Any) -> TaskOutcome:
+        if simulation.crews[1]._candidate is candidate and candidate.id not in begun:
+            begun.append(candidate.id)
+            bad.update(begun[2:5])
+        return TaskOutcome(status=FAILED, error="ValueError: no") if candidate.id in bad else judge(candidate)
+
+    simulation.evaluate = evaluate  # type: ignore[method-assign]
+    report = simulation.run()
+    assert report is not None and report.busy > 0.9
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+def test_units_are_drawn_once_whatever_the_storage_says_of_the_draw(reaches: bool) -> None:
+    steered = Steered(evaluations=30)
+    store = steered.ledger.store
+
+    def prepare(simulation: Simulation) -> None:
+        def fail() -> None:
+            # The commands themselves are given from another host.
+            if 2.9 < simulation.time < 9 and giving == []:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        store.disturb, store.reaches = fail, lambda: reaches
+        for when in range(3, 12):
+            simulation.at(float(when), simulation.coordinator.look_at_commands)
+
+    giving: list[bool] = []
+    give_one = steered.give
+
+    def give(request: Request, records: Sequence[Record] = ()) -> None:
+        giving.append(True)
+        give_one(request, records)
+        giving.clear()
+
+    steered.give = give  # type: ignore[method-assign]
+    asked = [
+        (3.0, Enqueue(**ASKED, points=POINTS)),
+        (4.0, Set(**ASKED, evaluations=40)),
+        (7.0, Set(**ASKED, evaluations=35)),
+    ]
+    simulation = steered.launch(*asked, prepare=prepare)
+    assert simulation.coordinator.end.reason == DONE
+    assert sorted(enqueued(steered.records)) == [0.0, 1.0, 2.0, 3.0] and steered.done() == 35
+    assert steered.ledger.state.final == 35
+
+
 # In the first two an end is on record, and its news under way.
 @pytest.mark.parametrize("seed", cases([652, 717, *range(4)], nightly=range(4, 18)))
 def test_what_is_retried_while_workers_are_suspected_is_counted_once(seed: int) -> None:
@@ -338,6 +442,23 @@ def test_a_failure_of_which_rank_0_has_not_heard_is_retried_as_soon_as_it_has() 
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
+
+
+def test_commands_are_entries_in_the_order_in_which_they_are_given(run: Path) -> None:
+    asked: list[Request] = [
+        Stop(**ASKED),
+        Pause(**ASKED),
+        Unpause(**ASKED),
+        Drain(**ASKED, worker="0-3"),
+        Retry(**ASKED, statuses=("failed", "timeout")),
+        Enqueue(**ASKED, points=POINTS),
+        Set(**ASKED, evaluations=7, deadline_s=90.0),
+    ]
+    for one in asked:
+        give(run, one)
+    assert requests(run) == asked
+    state = state_of(run)
+    assert state.stop_pending and not state.paused and state.limits == Limits(evaluations=7, deadline_s=90.0)
 
 
 def test_a_ledger_that_is_a_link_or_no_folder_is_refused(run: Path, tmp_path: Path) -> None:
@@ -578,6 +699,22 @@ def test_commands_between_launches_hold_before_anything_is_granted(
         "rank_hours": None,
     }
     assert launch(14) == (DONE, 0) and launch.count == 14  # the file says something new
+
+
+def test_a_command_that_is_given_while_a_launch_reads_the_journals_holds_for_it(
+    launch: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch(3) == (DONE, 0)
+    fold_directory = rank_module.fold_directory
+
+    def fold_slowly(home: Path, **keywords: Any) -> ResumeState:
+        give(home, Stop(**ASKED))
+        return fold_directory(home, **keywords)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_module, "fold_directory", fold_slowly)
+        assert launch(9) == (STOPPED, EXIT_RESUMABLE) and launch.count < 9
+    assert launch(9) == (DONE, 0) and launch.count == 9
 
 
 def test_a_retry_that_is_given_while_a_launch_reads_the_journals_is_not_forgotten(

@@ -9,12 +9,16 @@ from simulation import lonely_coordinator
 from simulation.campaigns import SPACE, finished, make, make_repeating, records_of
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import REEVALUATION, Outcome
+from hpo.individual import PRUNED, REEVALUATION, Outcome
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.messages import Claim, EvaluationEnd, Want
+from hpo.islands.leader.claims import Claims
+from hpo.islands.messages import Claim, EvaluationEnd, Records, Want, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Started
+from hpo.search.population import Member, Population
+from hpo.search.proposals import key_of
 
 
 def kill_at_random(simulation, rng, ranks, *, within):
@@ -117,6 +121,17 @@ def coordinator_of(dead):
     return lonely_coordinator(WorkerRegistry(places), OneDead())
 
 
+def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch):
+    coordinator = coordinator_of(DeadLeaderRecord())
+    suspected = [1]
+    monkeypatch.setattr(Health, "holds", lambda self, leader: leader in suspected)
+    coordinator.receive(1, Claim([Want(0, "key", "0-1-0")], False))
+    assert coordinator.running == 0
+    suspected.clear()
+    coordinator._something_changed()
+    assert coordinator.running == 1
+
+
 def test_who_paused_untold_and_asked_to_go_on_counts_once():
     """Its leader has died between the claim and the news of the pause, which are told in this order."""
     coordinator = coordinator_of(DeadLeaderRecord(finished=[("key", END)]))
@@ -128,3 +143,28 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
         0,
         1,
     )
+
+
+def test_what_a_dead_leader_knew_comes_with_the_best_last(monkeypatch):
+    """Receivers take the last for the most recent."""
+    population, sent = Population(), []
+    for number in (2, 3, 1):
+        population.add(Member(f"0-1-{number}", (), (float(number),), "completed"))
+    coordinator = coordinator_of(DeadLeaderRecord(populations={0: population}))
+    monkeypatch.setattr(coordinator._transport, "send", lambda rank, data: sent.append(decode(data)))
+    coordinator.handle_rank_deaths([1])
+    (records,) = (one for one in sent if isinstance(one, Records))
+    assert [one.id for one in records.evaluated] == ["0-1-3", "0-1-2", "0-1-1"]
+
+
+def test_one_that_paused_before_has_the_key_that_is_on_record():
+    """Else its end is not found there once its leader has died."""
+    claims = Claims.__new__(Claims)
+    claims._space = SPACE
+    params = {"x": 0.5, "y": 1.0, "kind": "b"}
+    member = Member("0-1-2", SPACE.encode(params), (1.0,), PRUNED, operator="evolution")
+    for parent in ("", "0-0-1"):
+        candidate = claims.paused_before(member, 0, parent)
+        assert (candidate.id, candidate.operator, candidate.inherits) == ("0-1-2", "evolution", parent)
+        assert candidate.key == key_of(SPACE, candidate.configuration)
+        assert ("<0-0-1" in candidate.key) == bool(parent)
