@@ -232,7 +232,7 @@ class Ax:
         from ax.api.client import Client
 
         warnings.filterwarnings("ignore")
-        logging.disable(logging.WARNING)
+        logging.getLogger("ax").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         self._names = [f"f{number}" for number in range(objectives)]
         self._space = space
