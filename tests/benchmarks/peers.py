@@ -232,7 +232,8 @@ class Ax:
         from ax.api.client import Client
 
         warnings.filterwarnings("ignore")
-        logging.getLogger("ax").setLevel(logging.ERROR)
+        for name in [one for one in logging.root.manager.loggerDict if one.split(".")[0] == "ax"]:
+            logging.getLogger(name).setLevel(logging.ERROR)  # each has a level of its own
         torch.set_num_threads(1)
         self._names = [f"f{number}" for number in range(objectives)]
         self._space = space
