@@ -192,12 +192,11 @@ class LocalSGD(Method):
 
 class _LocalSGDStrategy(ShardingStrategy):
     def __init__(self, method: LocalSGD, setup: Setup) -> None:
-        super().__init__(setup, among=setup.communicator.node)
-        self._method = method
-        self._start = steps_of(method.start, setup.total_steps)
-        if self._start >= setup.total_steps:
+        # Refused before any group is formed, which all ranks must join.
+        start = steps_of(method.start, setup.total_steps)
+        if start >= setup.total_steps:
             raise ValueError(
-                f"LocalSGD(start={method.start!r}): that is {self._start} steps, and the run has "
+                f"LocalSGD(start={method.start!r}): that is {start} steps, and the run has "
                 f"{setup.total_steps}. Leave steps for the local training, or use DDP."
             )
         communicator = setup.communicator
@@ -208,6 +207,8 @@ class _LocalSGDStrategy(ShardingStrategy):
                 f"LocalSGD(neighbourhoods={method.neighbourhoods}): the nodes' ranks, {households}, are the "
                 "households and do not come out even in neighbourhoods of that many ranks. Set households too."
             )
+        super().__init__(setup, among=communicator.node)
+        self._method, self._start = method, start
         self._levels = levels_of(communicator, households, neighbourhoods, sharded=self.sharded)
         self._household = self._level_of(households)
         self._neighbourhood = self._household if neighbourhoods is None else self._level_of(neighbourhoods)
