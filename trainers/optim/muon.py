@@ -52,7 +52,7 @@ def muon(*, lr: float, others: Callable[[Any], Optimizer], **settings: object) -
     Args:
         lr (float): learning rate of Muon.
         others (callable): function of the other parameters, or of groups of them; it returns a torch optimizer.
-        **settings: other settings of ``torch.optim.Muon``.
+        **settings (object): other settings of ``torch.optim.Muon``.
 
     Raises:
         ValueError: torch is older than 2.9, or a setting is not allowed.
