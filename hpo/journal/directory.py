@@ -159,11 +159,13 @@ def check_identity(
     mine: Identity = msgspec.json.decode(msgspec.json.encode({"version": VERSION, **identity}))
     found = compare(_comparable(recorded), _comparable(mine))
     if found:
-        raise CampaignError(
-            f"{directory} holds another campaign: {'; '.join(found)}. Undo the change to go on with it, or "
-            "give this one a directory of its own, which can start from these results: known = "
-            f"[{json.dumps(str(directory), ensure_ascii=False)}]."
-        )
+        remedy = "Undo the change to go on with it, or give this one a directory of its own"
+        if recorded.get("objectives") == mine.get(
+            "objectives"
+        ):  # results can be compared
+            source = json.dumps(str(directory), ensure_ascii=False)
+            remedy = f"{remedy}, which can start from these results: known = [{source}]"
+        raise CampaignError(f"{directory} holds another campaign: {'; '.join(found)}. {remedy}.")
     return recorded
 
 

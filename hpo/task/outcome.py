@@ -117,7 +117,7 @@ def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[st
         if name not in returned:
             names = [str(key) for key in returned]
             near = get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else "Return it by that name."
+            hint = f"Rename {near[0]!r} to {name!r}." if near else "Return it by that name."
             if name == JOULES:
                 hint = "hpo fills it in where it can read counters that count this evaluation alone: return it here."
             error = f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}). {hint}"
@@ -132,7 +132,10 @@ def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[st
 def _judge_values(values: dict[str, float]) -> TaskOutcome:
     bad = [f"{name!r} is {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
-        error = f"objective {' and '.join(bad)}: only finite values can be compared."
+        error = (
+            f"objective {' and '.join(bad)}: only finite values can be compared. The evaluation counts as invalid; "
+            "return a number where it should not."
+        )
         return TaskOutcome(status=INVALID, error=error)
     return TaskOutcome(status=COMPLETED, objectives=values)
 

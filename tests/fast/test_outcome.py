@@ -68,7 +68,7 @@ def test_dictionary_holds_objectives_and_metrics() -> None:
 @pytest.mark.parametrize(
     ("returned", "objectives", "words"),
     [
-        ({"valeu": 0.5}, ("value",), ["'value'", "Did you mean 'valeu'?"]),
+        ({"valeu": 0.5}, ("value",), ["'value'", "Rename 'valeu' to 'value'."]),
         ({"f1": 0.5, "epochs": 3}, ("f1", "seconds"), ["'seconds'"]),
         (0.5, ("f1", "seconds"), ["0.5", "'f1', 'seconds'"]),
         (None, ("f1", "seconds"), ["None", "'f1', 'seconds'"]),
