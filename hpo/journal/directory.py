@@ -160,9 +160,7 @@ def check_identity(
     found = compare(_comparable(recorded), _comparable(mine))
     if found:
         remedy = "Undo the change to go on with it, or give this one a directory of its own"
-        if recorded.get("objectives") == mine.get(
-            "objectives"
-        ):  # results can be compared
+        if recorded.get("objectives") == mine.get("objectives"):  # results can be compared
             source = json.dumps(str(directory), ensure_ascii=False)
             remedy = f"{remedy}, which can start from these results: known = [{source}]"
         raise CampaignError(f"{directory} holds another campaign: {'; '.join(found)}. {remedy}.")

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import trainers
 from trainers.data import loader
 from trainers.data.batches import in_order
-from trainers.data.device_copy import DeviceCopy
+from trainers.data.device_copy import DeviceCopy, ItemReader
 
 CPU = torch.device("cpu")
 BATCHES = in_order([5, 0, 19, 7, 7, 2, 11], batch_size=3)
@@ -150,6 +150,11 @@ def test_what_cannot_be_kept_is_refused(make: Callable[[], Any], given: dict[str
     with pytest.raises(ValueError, match=reason) as refused:
         train(make(), **{"data_on_device": True, **given})
     assert "data_on_device" in str(refused.value)
+
+
+def test_inputs_that_are_trained_stay_where_they_are() -> None:
+    samples = TensorDataset(torch.ones(4, 3).requires_grad_(), torch.ones(4))
+    assert "without gradients" in str(ItemReader(samples).refusal)
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,14 @@ class ItemReader:
 
     def _refusal(self) -> str | None:
         if self._tensors:
-            fit = len(self._tensors) == 2 and not any(tensor.is_inference() for tensor in self._tensors)
-            return None if fit else "is not of two tensors, made outside of torch.inference_mode"
+            # Versions of inference tensors are not counted; gradients of others belong to the host's tensors.
+            fit = not any(tensor.is_inference() or tensor.requires_grad for tensor in self._tensors)
+            fit = fit and len(self._tensors) == 2
+            return (
+                None
+                if fit
+                else "is not of two tensors without gradients, made outside of torch.inference_mode"
+            )
         if not getattr(self._samples, "fixed_items", False) or not hasattr(self._samples, "read_batch"):
             return "is no torch TensorDataset, and has no read_batch with fixed_items = True"
         self._first = self._read(0, 1)
