@@ -61,13 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not cases.all_cases:
         items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
-    # Tests of ranks mostly wait, those of processes compute: each worker of xdist, which gets a stretch of this order,
-    # has some of both at any time, so that the processors are neither idle nor overloaded.
-    places: dict[Path, float] = {}
-    for tier in {item.path.parent for item in items}:
-        own = [item.path for item in items if item.path.parent == tier]
-        places |= {path: place / len(own) for place, path in reversed([*enumerate(own)])}
-    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -358,4 +358,6 @@ def with_running(overview: Overview, tails: running.Tails) -> Overview:
     if not overview.alive or overview.ended is not None:
         return overview
     gone = [worker for worker, reason in overview.left if reason not in _RUN_ON]
-    return msgspec.structs.replace(overview, individuals=tails.poll(gone))
+    found = tails.poll(gone)
+    # Counted again, as the number that the launch has shown is some seconds old.
+    return msgspec.structs.replace(overview, individuals=found, running=len(found))
