@@ -156,7 +156,8 @@ def train(
             batches gathered there: those of torch's TensorDataset, of a Subset of it, and of data sets with
             ``read_batch`` and ``fixed_items = True``. "auto": on a GPU, if they take 1/64 of its free memory, or, once
             they were read from the host, a quarter of what the run leaves free. True: before the first step, on the CPU
-            too, and ValueError where ``train_set`` cannot be copied. False: never.
+            too, and ValueError where ``train_set`` cannot be copied. False: never; for arrays of NumPy behind tensors
+            that change during the run.
         evaluation_batch_size (int, from 1; default None): samples per rank and forward pass of the evaluation; None:
             ``batch_size``.
         collate (callable; default None): ``collate(items)`` makes the pair of inputs and targets of a batch from a list

@@ -154,7 +154,7 @@ def test_what_cannot_be_kept_is_refused(make: Callable[[], Any], given: dict[str
 
 def test_inputs_that_are_trained_stay_where_they_are() -> None:
     samples = TensorDataset(torch.ones(4, 3).requires_grad_(), torch.ones(4))
-    assert "without gradients" in str(ItemReader(samples).refusal)
+    assert "without gradients" in str(ItemReader(samples, torch.arange(4)).refusal)
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.optim.muon import hidden_matrices
 
 if not hasattr(torch.optim, "Muon"):
     not_possible_here("before torch 2.9 there is no Muon")
@@ -97,6 +98,14 @@ def test_it_trains_as_both_do_and_is_resumed_bit_for_bit(tmp_path: Path) -> None
 def test_wrong_settings_are_refused_at_once(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         trainers.muon(**{"lr": 0.02, "others": ADAMW, **given})
+
+
+def test_norms_and_frozen_layers_are_not_muons() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm([4, 6]), nn.Linear(6, 2), nn.LayerNorm([4, 2]))
+    assert [*map(id, hidden_matrices(model))] == [id(model[0].weight)]
+    model[0].weight.requires_grad_(False)
+    (others,) = MUON([one for one in model.parameters() if one.requires_grad], model)
+    assert isinstance(others, torch.optim.AdamW)
 
 
 def test_a_model_without_a_hidden_matrix_is_refused() -> None:

@@ -44,10 +44,10 @@ class DeviceCopy:
 
 
 class ItemReader:
-    """Reader of all items of ``samples``, a data set that is no Subset, for a copy of them."""
+    """Reader of the items at ``chosen`` of ``samples``, a data set that is no Subset, for a copy of them."""
 
-    def __init__(self, samples: Any) -> None:
-        self._samples = samples
+    def __init__(self, samples: Any, chosen: Tensor) -> None:
+        self._samples, self._chosen = samples, chosen
         self._tensors: tuple[Tensor, ...] = samples.tensors if type(samples) is TensorDataset else ()
         self._first: object = None
         self.refusal = self._refusal()
@@ -65,38 +65,40 @@ class ItemReader:
             )
         if not getattr(self._samples, "fixed_items", False) or not hasattr(self._samples, "read_batch"):
             return "is no torch TensorDataset, and has no read_batch with fixed_items = True"
-        self._first = self._read(0, 1)
+        self._first = self._read(self._chosen[:1])
         return None if _is_stacked(self._first, 1) else "returns no tensors of one shape from read_batch"
 
     @property
     def bytes(self) -> int:
         """Memory that a copy takes."""
-        rows = 1 if self._tensors else len(self._samples)
-        return rows * sum(tensor.nbytes for tensor in self._tensors or tensors_in(self._first))
+        tensors = [tensor[:1] for tensor in self._tensors] or tensors_in(self._first)
+        return len(self._chosen) * sum(tensor.nbytes for tensor in tensors)
 
     def copied_to(self, device: torch.device) -> DeviceCopy | None:
         """Copy on ``device``; None if the items turn out to have several shapes."""
         if self._tensors:
-            return DeviceCopy(tuple(tensor.to(device) for tensor in self._tensors), self._tensors)
-        length = len(self._samples)
+            whole = len(self._chosen) == len(self._samples) and bool(torch.all(self._chosen.diff() == 1))
+            parts = (tensor if whole else tensor[self._chosen] for tensor in self._tensors)
+            return DeviceCopy(tuple(part.to(device) for part in parts), self._tensors)
+        length = len(self._chosen)
 
         def room(tensor: Tensor) -> Tensor:
             return torch.empty((length, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
 
-        parts = mapped(self._first, room)
+        made = mapped(self._first, room)
         for first in range(0, length, _ROWS):
             end = min(first + _ROWS, length)
-            read = self._read(first, end)
-            pairs = [*zip(tensors_in(parts), tensors_in(read))]
+            read = self._read(self._chosen[first:end])
+            pairs = [*zip(tensors_in(made), tensors_in(read))]
             if not _is_stacked(read, end - first) or any(_kind(into) != _kind(rows) for into, rows in pairs):
                 return None
             for into, rows in pairs:
                 into[first:end].copy_(rows)
-        return DeviceCopy(parts)
+        return DeviceCopy(made)
 
-    def _read(self, first: int, end: int) -> object:
+    def _read(self, chosen: Tensor) -> object:
         with torch.device("cpu"), generators_kept():
-            return self._samples.read_batch(torch.arange(first, end))
+            return self._samples.read_batch(chosen)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -109,7 +109,7 @@ class Fetched(Dataset[object]):
             self.set_epoch(order.epoch)
         if self._tensors is not None:
             return Collated(self.gathered(batch.indices), len(batch.indices), batch.seed)
-        indices = self.in_whole(batch.indices)
+        indices = self._in_whole(batch.indices)
         with self._generators_kept():
             items = None
             if self._stream is not None:
@@ -136,7 +136,7 @@ class Fetched(Dataset[object]):
         tensors = self._tensors
         if tensors is None or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
             return None
-        indices = self.in_whole(batch.indices)
+        indices = self._in_whole(batch.indices)
         into = ring.buffers(tensors, len(indices))
         for tensor, buffer in zip(tensors, into, strict=True):
             torch.ops.aten.index.Tensor_out(tensor, [indices], out=buffer)
@@ -145,7 +145,7 @@ class Fetched(Dataset[object]):
     def gathered(self, indices: Tensor) -> tuple[Tensor, ...]:
         """Items of the data set's tensors at ``indices``, on the tensors' devices."""
         assert self._tensors is not None
-        indices, found = self.in_whole(indices), []
+        indices, found = self._in_whole(indices), []
         for tensor in self._tensors:
             if tensor.is_cuda or tensor.is_xpu:
                 # Moved to the tensors' GPU, because the host would wait for the GPU otherwise.
@@ -153,8 +153,16 @@ class Fetched(Dataset[object]):
             found.append(tensor[indices])
         return tuple(found)
 
-    def in_whole(self, indices: Tensor) -> Tensor:
-        """Numbers in the data set that this is a part of."""
+    @property
+    def chosen(self) -> Tensor:
+        """Indices of all items in ``whole``."""
+        assert self.whole is not None
+        whole: Any = self.whole
+        return self._in_whole(
+            torch.arange(len(whole) if self._chosen is None else len(self._chosen), device="cpu")
+        )
+
+    def _in_whole(self, indices: Tensor) -> Tensor:
         return indices if self._chosen is None else self._chosen[indices]
 
     @property

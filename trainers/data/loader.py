@@ -89,7 +89,8 @@ class Loader:
             return
         if self._fetched.holds_pairs_on(self._device):
             return
-        found = None if self._fetched.whole is None else ItemReader(self._fetched.whole)
+        whole = self._fetched.whole
+        found = None if whole is None else ItemReader(whole, self._fetched.chosen)
         refusal = "is a stream, or has collate" if found is None else found.refusal
         if kept == "auto":
             self._items = None if refusal else found
@@ -134,9 +135,11 @@ class Loader:
         if self._items is None or self._copy is not None:
             return
         if self._items.bytes <= self._share * free_bytes(self._device):
-            self._copy, self._loader = self._items.copied_to(self._device), None
+            self._copy = self._items.copied_to(self._device)
         if self._copy is not None or self._share == LARGE:
             self._items = None
+        if self._copy is not None:
+            self._loader = None
         self._share = LARGE
 
     def _from_copy(
@@ -147,7 +150,7 @@ class Loader:
                 collated = self._fetched.__getitems__(BatchOrder(epoch, batch))
                 yield self._on_device(*self._pair(collated), collated.seed)
                 continue
-            inputs, targets = copy.gathered(self._fetched.in_whole(batch.indices))
+            inputs, targets = copy.gathered(batch.indices)
             yield self._fetched.finished(inputs, targets, batch.seed)
 
     def _gathered(self, batches: Iterable[Batch]) -> Generator[tuple[object, object]]:

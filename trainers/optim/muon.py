@@ -32,13 +32,13 @@ class MuonAndOthers:
         numbers = {id(weight) for weight in hidden}
         matrices = [*_chosen(groups, lambda one: id(one) in numbers)]
         rest = [*_chosen(groups, lambda one: id(one) not in numbers)]
-        if not matrices:
+        if not hidden:
             raise ValueError(
                 "trainers.muon: the model has no hidden layer with a matrix, beside embeddings and the last layer. Use "
                 "the optimizer that you gave as others."
             )
         kind = Muon if any(map(is_sharded, hidden)) else _TORCH_MUON
-        found: list[Optimizer] = [kind(matrices, **self.settings)]
+        found: list[Optimizer] = [kind(matrices, **self.settings)] if matrices else []  # none are trained
         return [*found, self.others(rest)] if rest else found
 
 
@@ -80,8 +80,9 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     found = [
         weight
         for module in modules
+        if "Norm" not in type(module).__name__
         for name, weight in module.named_parameters(recurse=False)
-        if weight.ndim == 2 and (name == "weight" or name.endswith("proj_weight"))
+        if weight.ndim == 2 and not weight.is_complex() and (name == "weight" or name.endswith("proj_weight"))
     ]
     apart = tables | {id(weight) for weight in found[-1:]}
     return [weight for weight in found if id(weight) not in apart]
