@@ -1,4 +1,4 @@
-"""Other systems' searches, asked and told as ``hpo.Search`` is, for ``search.py`` and ``objectives.py``.
+"""Other systems' searches with the calls of ``hpo.Search``, for ``search.py`` and ``objectives.py``.
 
 Each is left as it comes, but for what its documentation advises where evaluations are pending. Ordered choices are
 whole numbers to all. With several objectives a value is a tuple.

@@ -2,7 +2,7 @@
 
 "kernel": support vector regression, whose kernels have parameters of their own; "pipeline": scaling, features and a
 linear model, nearly all choices; "classifier": one of four models with parameters of its own; "boosting": trees, whose
-samples are drawn anew in each evaluation; "perceptron": three solvers of scikit-learn's network, with new weights each
+samples are drawn again in each evaluation; "perceptron": three solvers of scikit-learn's network, with new weights each
 time; "network": torch's, with new weights, and optimizers that diverge: it fails there. The losses are cross-validated
 mean squared errors, or logarithmic losses of data that were not trained with.
 

@@ -19,7 +19,7 @@ DTYPES = st.sampled_from([np.float32, np.float64])
 
 
 def sent(numbers: Any, bits: int) -> Any:
-    """What a receiver gets of the ``numbers``."""
+    """The ``numbers`` as a receiver gets them."""
     blocks, largest = numbers.reshape(-1, BLOCK), numbers.dtype.type(2 ** (bits - 1) - 1)
     with np.errstate(all="ignore"):
         scales = (np.abs(blocks).max(1, keepdims=True) / largest).astype(np.float32)
@@ -82,7 +82,7 @@ def exchanged(senders: list[QuantisedSum], shares: int) -> None:
 @BITS
 @pytest.mark.parametrize("shares", [1, 2])
 def test_sums_and_what_is_left_are_the_serial_ones(bits: int, shares: int) -> None:
-    """Of all that three senders ever had, only the residuals are not in the sums."""
+    """The sums lack nothing that three senders ever had but the residuals."""
     generator = np.random.default_rng(0)
     flats = [torch.zeros(shares * 3 * BLOCK * 2) for _ in range(3)]
     senders = [

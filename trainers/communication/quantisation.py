@@ -29,7 +29,7 @@ class BlockCodec:
     bits: int
 
     def bytes_of(self, numbers: int) -> int:
-        """Bytes of a message of so many ``numbers``, a multiple of ``BLOCK``."""
+        """Bytes of a message; the count of its ``numbers`` is a multiple of ``BLOCK``."""
         return numbers * self.bits // 8 + 4 * numbers // BLOCK
 
     def encode(self, numbers: Tensor, message: Tensor) -> None:

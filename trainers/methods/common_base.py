@@ -142,7 +142,7 @@ class CommonBase:
     def state(self) -> dict[str, Any]:
         """Base, flat, in any number of parts, which the next merge changes, outer optimizer's state, and residuals."""
         outer = [optimizer.state_dict() for optimizer in self._outer]
-        residuals = [residual for each in self.quantised for residual in each.residuals]
+        residuals = self._residuals
         return {
             "base": [base.flat for base in self._base],
             **({"outer": outer} if outer else {}),
@@ -161,7 +161,7 @@ class CommonBase:
             {*of_bucket} - {len(part)} for of_bucket, part in zip(lengths, self._stepped, strict=False)
         ):
             return False
-        residuals = [residual for each in self.quantised for residual in each.residuals]
+        residuals = self._residuals
         if [each.shape for each in residuals] != [each.shape for each in state.get("residuals", [])]:
             return False
         for residual, values in zip(residuals, state.get("residuals", []), strict=True):
@@ -169,6 +169,10 @@ class CommonBase:
         for optimizer, of_bucket in zip(self._outer, saved, strict=True):
             optimizer.load_state_dict(of_bucket)
         return True
+
+    @property
+    def _residuals(self) -> list[Tensor]:
+        return [residual for each in self.quantised for residual in each.residuals]
 
     def _tensors(self, index: int) -> list[Tensor]:
         return [self._parameters[place] for place in self._places[index]]

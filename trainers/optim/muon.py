@@ -125,8 +125,9 @@ class Muon(_TORCH_MUON or Optimizer):  # type: ignore[misc]
     def _orthogonal(update: Any, group: Mapping[str, Any]) -> Tensor:
         """Change of a parameter by ``update`` at a rate of 1, with the parts of ``update``."""
         sharded = is_sharded(update)
-        whole = nn.Parameter(torch.zeros_like(update.full_tensor() if sharded else update))
-        whole.grad = update.full_tensor() if sharded else update
+        gathered = update.full_tensor() if sharded else update
+        whole = nn.Parameter(torch.zeros_like(gathered))
+        whole.grad = gathered
         kept = {name: group[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
         # A step from zero, without momentum, which is applied before.
         _TORCH_MUON([whole], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, **kept).step()
